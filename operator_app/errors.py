@@ -1,0 +1,115 @@
+"""Everything that can go wrong, as one tree::
+
+    OperatorError
+    |- TransientError(retry_after_s)   try again; nothing is wrong with the declaration
+    |  |- ConflictError(causes)        409: somebody else was first; re-read, then decide anew
+    |  |- ThrottledError               429: come back after ``retry_after_s``
+    |  |- GoneError                    410: a list or watch must start over from a fresh list
+    |- TerminalError(reason)           trying again changes nothing until an input changes
+       |- NotFoundError                404 where the object was needed
+       |- InvalidError(causes)         400, 422: the server refuses these contents
+       |- ForbiddenError               401, 403: the operator lacks a permission
+
+Errors are classified by HTTP status, ``Status.reason`` and ``Status.details.causes``, never by the text of a message.
+They carry the object they are about, so that a log line needs no other context.
+"""
+
+from dataclasses import dataclass
+
+from operator_app.kinds import Key, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One entry of ``Status.details.causes``.
+
+    ``field`` is the API server's path (``.spec.replicas``), ``reason`` a ``CauseType`` (``FieldManagerConflict``,
+    ``FieldValueInvalid``, ...), ``message`` a sentence for people.
+    """
+
+    field: str
+    reason: str
+    message: str
+
+
+class OperatorError(Exception):
+    """Base of every error that the operator raises on purpose.
+
+    ``kind`` and ``key`` name the object concerned, where there is one.
+    """
+
+    def __init__(self, message: str, *, kind: Kind | None = None, key: Key | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind
+        self.key = key
+
+    def __str__(self) -> str:
+        if self.kind is None:
+            return self.message
+        return f"{self.kind} {self.key}: {self.message}" if self.key else f"{self.kind}: {self.message}"
+
+
+class TransientError(OperatorError):
+    """Worth another try: a timeout, a lost connection, a 5xx. ``retry_after_s`` is the server's wish in seconds."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: Kind | None = None,
+        key: Key | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, kind=kind, key=key)
+        self.retry_after_s = retry_after_s
+
+
+class ConflictError(TransientError):
+    """409. ``causes`` is filled for a field-manager conflict and empty for a lost optimistic-lock or UID race."""
+
+    def __init__(
+        self, message: str, *, kind: Kind | None = None, key: Key | None = None, causes: tuple[Cause, ...] = ()
+    ) -> None:
+        super().__init__(message, kind=kind, key=key)
+        self.causes = causes
+
+
+class ThrottledError(TransientError):
+    """429 from the API server's priority and fairness, or from an outside registry."""
+
+
+class GoneError(TransientError):
+    """410, as an HTTP status or inside a watch stream: the resourceVersion is too old to continue from."""
+
+
+class TerminalError(OperatorError):
+    """Another try with the same inputs ends the same way. ``reason`` is CamelCase and fit for a condition."""
+
+    def __init__(self, reason: str, message: str, *, kind: Kind | None = None, key: Key | None = None) -> None:
+        super().__init__(message, kind=kind, key=key)
+        self.reason = reason
+
+
+class NotFoundError(TerminalError):
+    """404 where the object (or its namespace, or its kind) was needed."""
+
+
+class InvalidError(TerminalError):
+    """400 or 422. ``causes`` names the fields that the server refused."""
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        kind: Kind | None = None,
+        key: Key | None = None,
+        causes: tuple[Cause, ...] = (),
+    ) -> None:
+        super().__init__(reason, message, kind=kind, key=key)
+        self.causes = causes
+
+
+class ForbiddenError(TerminalError):
+    """401 or 403: the operator's identity may not do this."""

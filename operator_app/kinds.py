@@ -1,0 +1,65 @@
+"""The names of things: which API kinds the operator touches, and how one object of a kind is addressed.
+
+Nothing here knows what the objects contain.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+Object = dict[str, Any]
+"""One Kubernetes object as decoded JSON; always with ``apiVersion``, ``kind`` and ``metadata``."""
+
+GROUP: Final = "edge.operator-app.dev"
+FIELD_MANAGER: Final = "operator-app"
+FINALIZER: Final = f"{GROUP}/registration"
+LABEL_OWNER_UID: Final = f"{GROUP}/owner-uid"
+LABEL_TENANT: Final = f"{GROUP}/tenant"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+
+
+class Key(NamedTuple):
+    """Address of one namespaced object among those of its kind; ``namespace`` is empty for cluster-scoped kinds."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One served API kind. ``group`` is empty for the core group; ``plural`` is the resource's path segment."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """``group/version``, or ``version`` alone in the core group."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+ENVOY_PROXY: Final = Kind(GROUP, "v1alpha1", "EnvoyProxy", "envoyproxies")
+PROXY_REGISTRATION: Final = Kind(GROUP, "v1alpha1", "ProxyRegistration", "proxyregistrations")
+CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
+SERVICE: Final = Kind("", "v1", "Service", "services")
+DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")
+EVENT: Final = Kind("events.k8s.io", "v1", "Event", "events")
+LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+NAMESPACE: Final = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
+
+CHILD_KINDS: Final = (CONFIG_MAP, DEPLOYMENT, SERVICE)
+"""Kinds of children in the order they are applied: a Deployment needs the ConfigMap that it mounts."""
+
+
+def key_of(obj: Object) -> Key:
+    """The address of a decoded object."""
+    metadata = obj["metadata"]
+    return Key(metadata.get("namespace", ""), metadata["name"])

@@ -1,0 +1,43 @@
+// Command controlplane is etcd, kube-apiserver, kube-controller-manager and kube-scheduler in one binary.
+//
+// The e2e tests need a real API server on machines that have no container engine. The four components are
+// imported as Go packages at one pinned version and chosen by the first argument:
+//
+//	controlplane kube-apiserver --etcd-servers=...
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	"k8s.io/component-base/cli"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+
+	_ "k8s.io/component-base/logs/json/register"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: controlplane etcd|kube-apiserver|kube-controller-manager|kube-scheduler [flags]")
+		os.Exit(2)
+	}
+	component := os.Args[1]
+	// Each component parses os.Args itself, as if it were its own binary.
+	os.Args = append([]string{component}, os.Args[2:]...)
+	switch component {
+	case "etcd":
+		etcdmain.Main(os.Args)
+	case "kube-apiserver":
+		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
+	case "kube-controller-manager":
+		os.Exit(cli.Run(controllermanager.NewControllerManagerCommand()))
+	case "kube-scheduler":
+		os.Exit(cli.Run(scheduler.NewSchedulerCommand()))
+	default:
+		fmt.Fprintf(os.Stderr, "controlplane: no component %q\n", component)
+		os.Exit(2)
+	}
+}
