@@ -1,10 +1,12 @@
 """Everything that can go wrong, as one tree::
 
     OperatorError
+    |- ConfigurationError              a kubeconfig or setting that cannot work; said once, at the start
     |- TransientError(retry_after_s)   try again; nothing is wrong with the declaration
-    |  |- ConflictError(causes)        409: somebody else was first; re-read, then decide anew
+    |  |- ConflictError(reason, causes)  409: somebody else was first; re-read, then decide anew
     |  |- ThrottledError               429: come back after ``retry_after_s``
     |  |- GoneError                    410: a list or watch must start over from a fresh list
+    |  |- UndecodableError             an answer that is not what its status or its kind promises
     |- TerminalError(reason)           trying again changes nothing until an input changes
        |- NotFoundError                404 where the object was needed
        |- InvalidError(causes)         400, 422: the server refuses these contents
@@ -50,6 +52,10 @@ class OperatorError(Exception):
         return f"{self.kind} {self.key}: {self.message}" if self.key else f"{self.kind}: {self.message}"
 
 
+class ConfigurationError(OperatorError):
+    """The operator cannot start like this; the message is one sentence that says what to change."""
+
+
 class TransientError(OperatorError):
     """Worth another try: a timeout, a lost connection, a 5xx. ``retry_after_s`` is the server's wish in seconds."""
 
@@ -66,12 +72,22 @@ class TransientError(OperatorError):
 
 
 class ConflictError(TransientError):
-    """409. ``causes`` is filled for a field-manager conflict and empty for a lost optimistic-lock or UID race."""
+    """409. ``causes`` is filled for a field-manager conflict and empty for a lost optimistic-lock or UID race.
+
+    ``reason`` is ``Status.reason``: ``Conflict``, or ``AlreadyExists`` for a create under a name that is taken.
+    """
 
     def __init__(
-        self, message: str, *, kind: Kind | None = None, key: Key | None = None, causes: tuple[Cause, ...] = ()
+        self,
+        message: str,
+        *,
+        kind: Kind | None = None,
+        key: Key | None = None,
+        reason: str = "Conflict",
+        causes: tuple[Cause, ...] = (),
     ) -> None:
         super().__init__(message, kind=kind, key=key)
+        self.reason = reason
         self.causes = causes
 
 
@@ -83,6 +99,10 @@ class GoneError(TransientError):
     """410, as an HTTP status or inside a watch stream: the resourceVersion is too old to continue from."""
 
 
+class UndecodableError(TransientError):
+    """An answer or a watch line that is not the JSON it should be: a proxy's page, or a stream cut inside an object."""
+
+
 class TerminalError(OperatorError):
     """Another try with the same inputs ends the same way. ``reason`` is CamelCase and fit for a condition."""
 
@@ -92,7 +112,10 @@ class TerminalError(OperatorError):
 
 
 class NotFoundError(TerminalError):
-    """404 where the object (or its namespace, or its kind) was needed."""
+    """404 where the object, its namespace or its kind was needed.
+
+    ``reason`` tells which: ``NotFound`` (the object), ``NamespaceNotFound``, or ``KindNotServed`` (no CRD installed).
+    """
 
 
 class InvalidError(TerminalError):
@@ -112,4 +135,7 @@ class InvalidError(TerminalError):
 
 
 class ForbiddenError(TerminalError):
-    """401 or 403: the operator's identity may not do this."""
+    """401 or 403: the operator's identity may not do this.
+
+    ``reason`` is ``Unauthorized``, ``Forbidden``, or ``NamespaceTerminating`` for a create in a namespace that is going.
+    """
