@@ -137,5 +137,5 @@ class InvalidError(TerminalError):
 class ForbiddenError(TerminalError):
     """401 or 403: the operator's identity may not do this.
 
-    ``reason`` is ``Unauthorized``, ``Forbidden``, or ``NamespaceTerminating`` for a create in a namespace that is going.
+    ``reason`` is ``Unauthorized``, ``Forbidden``, or ``NamespaceTerminating`` for a create in a dying namespace.
     """
