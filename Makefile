@@ -1,0 +1,109 @@
+# One place for every command. `make` alone lists them.
+#
+# Two settings: PYTHON names the interpreter that makes the virtual environment (3.11 or newer), ARGS goes to pytest.
+# A user's own KUBECONFIG is never read: only E2E_KUBECONFIG points `demo` and `e2e` at another cluster.
+
+MAKEFLAGS += --no-print-directory
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+unexport KUBECONFIG
+
+PYTHON ?= python3
+ARGS ?=
+# Test files go to this many processes; each that holds an e2e test starts a control plane of its own (0.7 GB).
+WORKERS ?= 2
+IMAGE ?= operator-app:dev
+# buildah, docker and podman all know `build`.
+BUILDER ?= $(firstword $(foreach tool,buildah docker podman,$(if $(shell command -v $(tool)),$(tool))) docker)
+
+# The stamp's name is the lock file's content, so a changed lock makes a new environment and an old one is never mixed in.
+STAMP := .venv/locked-$(shell git hash-object requirements/dev.txt)
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+UV_VERSION := 0.13.9
+
+.PHONY: help
+help: ## List the commands
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
+	  printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+.PHONY: venv
+venv: $(STAMP) ## Make .venv from the lock file (nothing to do when it is current)
+	@:
+
+$(STAMP):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: there is no '$(PYTHON)'; install Python 3.11 or newer, or name one: make venv PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: Python 3.11 or newer is needed and '$(PYTHON)' is $$($(PYTHON) -V 2>&1); name another: make venv PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: '$(PYTHON)' can't make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@echo "== venv: installing the locked development dependencies into .venv"
+	@rm -f .venv/locked-*
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@touch $@
+
+.PHONY: check
+check: $(STAMP) ## Format, lint, types and import contracts; runs all four, then tells which failed
+	@failed=; \
+	try() { echo "== check: $$*"; "$(BIN)/$$@" || failed="$$failed $$1"; }; \
+	try ruff format --check --quiet; \
+	try ruff check --quiet; \
+	try mypy --no-error-summary; \
+	try lint-imports --no-logo; \
+	if [ -n "$$failed" ]; then echo "== check: failed:$$failed" >&2; exit 1; fi; echo "== check: all four hold"
+
+.PHONY: format
+format: $(STAMP) ## Rewrite the sources as the formatter and the safe lint fixes want them
+	@$(BIN)/ruff check --quiet --fix --exit-zero
+	@$(BIN)/ruff format
+
+.PHONY: unit
+unit: $(STAMP) ## Unit tests: seconds, no cluster
+	@$(PYTEST) tests/unit $(ARGS)
+
+.PHONY: e2e
+e2e: $(STAMP) ## End-to-end tests on a real API server; ARGS="-k drift -x" goes to pytest
+	@$(PYTEST) tests/e2e $(ARGS)
+
+.PHONY: test
+test: $(STAMP) ## Unit and end-to-end tests in one run
+	@$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit tests/e2e $(ARGS)
+
+.PHONY: demo
+demo: $(STAMP) ## A local API server, the operator and a sample proxy, shown and stopped again
+	@$(BIN)/python -m tests.e2e.demo $(ARGS)
+
+.PHONY: dev
+dev: $(STAMP) ## Start the local cluster, leave it running and print its KUBECONFIG
+	@$(BIN)/python -m tests.e2e.dev $(ARGS)
+
+.PHONY: lock
+lock: ## Write requirements/*.txt from pyproject.toml; ARGS=--upgrade takes newer versions
+	@tool=$$(mktemp -d); trap 'rm -rf "$$tool"' EXIT; \
+	$(PYTHON) -m venv "$$tool" && "$$tool/bin/pip" install --quiet --disable-pip-version-check uv==$(UV_VERSION); \
+	for lock in runtime:pyproject.toml "dev:pyproject.toml --group dev" build:requirements/build.in; do \
+	  echo "== lock: requirements/$${lock%%:*}.txt"; \
+	  "$$tool/bin/uv" pip compile --quiet $${lock#*:} --universal --generate-hashes --python-version 3.11 \
+	    --custom-compile-command "make lock" $(ARGS) -o "requirements/$${lock%%:*}.txt"; \
+	done
+
+.PHONY: manifests
+manifests: $(STAMP) ## Write the CRDs in manifests/crd from the models in operator_app/api.py
+	@$(BIN)/python -m operator_app crd --help >/dev/null
+
+.PHONY: image
+image: ## Build the container image IMAGE=operator-app:dev with buildah, docker or podman
+	@echo "== image: $(IMAGE) with $(BUILDER)"
+	@$(BUILDER) build -t $(IMAGE) $(ARGS) .
+
+.PHONY: image-test
+image-test: $(STAMP) ## Build the image on this machine alone and run it (root, buildah, debootstrap; minutes)
+	@$(PYTEST) tests/delivery $(ARGS)
+
+.PHONY: clean
+clean: ## Remove .venv and what tools left behind in the working tree
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
