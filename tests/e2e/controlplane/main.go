@@ -4,10 +4,14 @@
 // imported as Go packages at one pinned version and chosen by the first argument:
 //
 //	controlplane kube-apiserver --etcd-servers=...
+//
+// A component lives no longer than its standard input: whoever starts it holds the other end of a pipe, and when
+// that process ends, however it ends, the component does too. No component reads its standard input otherwise.
 package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 
 	"go.etcd.io/etcd/server/v3/etcdmain"
@@ -24,6 +28,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: controlplane etcd|kube-apiserver|kube-controller-manager|kube-scheduler [flags]")
 		os.Exit(2)
 	}
+	go exitWithStandardInput()
 	component := os.Args[1]
 	// Each component parses os.Args itself, as if it were its own binary.
 	os.Args = append([]string{component}, os.Args[2:]...)
@@ -40,4 +45,11 @@ func main() {
 		fmt.Fprintf(os.Stderr, "controlplane: no component %q\n", component)
 		os.Exit(2)
 	}
+}
+
+// exitWithStandardInput ends the process when its standard input does.
+func exitWithStandardInput() {
+	io.Copy(io.Discard, os.Stdin)
+	fmt.Fprintln(os.Stderr, "controlplane: standard input ended, so does this process")
+	os.Exit(1)
 }

@@ -1,0 +1,1 @@
+"""Tests, as the specification of the operator."""

@@ -1,0 +1,77 @@
+"""Fixtures of the end-to-end tests: a cluster for the session, an administrator, a namespace for each test.
+
+Under pytest-xdist each worker has a control plane of its own, so tests in different workers never meet.
+"""
+
+import os
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from operator_app.kinds import NAMESPACE, Key
+from tests.e2e.controlplane import AuditLog, AuditUnavailableError, Cluster, ControlPlane, ExternalCluster
+from tests.e2e.kube import Kube, KubeError
+
+HERE = Path(__file__).parent
+CRDS = sorted((HERE.parents[1] / "manifests" / "crd").glob("*.yaml"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test below this directory needs an API server, and says so by its marker."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def control_plane(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """The cluster with the operator's CRDs: one started here, or the one that ``E2E_KUBECONFIG`` names."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def report(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(line, file=sys.stderr, flush=True)
+
+    external = os.environ.get("E2E_KUBECONFIG")
+    with ExternalCluster(Path(external), crds=CRDS) if external else ControlPlane(crds=CRDS, report=report) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def crds(control_plane: Cluster) -> list[Path]:  # noqa: ARG001  # starting it is what establishes them
+    """The files of the operator's CRDs, which are established."""
+    return CRDS
+
+
+@pytest.fixture(scope="session")
+def admin(control_plane: Cluster) -> Iterator[Kube]:
+    """A client that may do everything."""
+    with Kube(control_plane.kubeconfig) as kube:
+        yield kube
+
+
+@pytest.fixture
+def audit(control_plane: Cluster) -> AuditLog:
+    """The API server's audit log; without one the test is skipped."""
+    try:
+        return control_plane.audit()
+    except AuditUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def namespace(admin: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A new namespace, named after the test; its deletion is asked for afterwards and not awaited."""
+    slug = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))[:30].strip("-")
+    name = f"{slug}-{uuid.uuid4().hex[:8]}"
+    admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    yield name
+    try:
+        admin.delete(NAMESPACE, Key("", name))
+    except KubeError as error:
+        if error.reason != "NotFound":
+            raise

@@ -1,0 +1,133 @@
+"""The command lines of the four components. Pure: paths and a port go in, arguments come out.
+
+Flags are those of etcd 3.6 and Kubernetes 1.36. Whatever differs from a production cluster is here to make a cluster of
+one test run private, fast and small; what a client of the API can notice stays as it is in production.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.controlplane.credentials import Authority
+
+SERVICE_NETWORK: Final = "10.96.0.0/16"
+KUBERNETES_SERVICE_ADDRESS: Final = "10.96.0.1"
+
+CONTROLLERS: Final = (
+    "clusterrole-aggregation-controller",
+    "deployment-controller",
+    "disruption-controller",
+    "endpointslice-controller",
+    "garbage-collector-controller",
+    "horizontal-pod-autoscaler-controller",
+    "namespace-controller",
+    "node-lifecycle-controller",
+    "pod-garbage-collector-controller",
+    "replicaset-controller",
+    "resourcequota-controller",
+    "root-ca-certificate-publisher-controller",
+    "serviceaccount-controller",
+    "taint-eviction-controller",
+)
+"""What acts on the objects of a proxy, its Pods, their nodes and its namespace; not storage, jobs and the like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where one control plane keeps its files, all below one private directory."""
+
+    state: Path
+
+    @property
+    def etcd_socket(self) -> Path:
+        """A Unix socket: no port to race for, and no way in for other users of the machine."""
+        return self.state / "etcd.sock"
+
+    @property
+    def audit_log(self) -> Path:
+        """What ``AuditLog`` reads."""
+        return self.state / "audit.log"
+
+    @property
+    def audit_policy(self) -> Path:
+        """What is recorded."""
+        return self.state / "audit-policy.yaml"
+
+    def kubeconfig(self, name: str) -> Path:
+        """The kubeconfig of one identity."""
+        return self.state / f"{name}.kubeconfig"
+
+
+def etcd(layout: Layout) -> list[str]:
+    """One member that trusts its file system and syncs nothing: its data need not survive the machine."""
+    # Flags insist on addresses with a port for what would be told to other members; nothing ever listens there.
+    never_used = "http://localhost:1"
+    return [
+        "etcd",
+        "--name=e2e",
+        f"--data-dir={layout.state / 'etcd'}",
+        "--unsafe-no-fsync",
+        f"--listen-client-urls=unix://{layout.etcd_socket}",
+        f"--advertise-client-urls={never_used}",
+        f"--listen-peer-urls=unix://{layout.state / 'etcd-peer.sock'}",
+        f"--initial-advertise-peer-urls={never_used}",
+        f"--initial-cluster=e2e={never_used}",
+        "--log-level=warn",
+    ]
+
+
+def kube_apiserver(layout: Layout, authority: Authority, port: int) -> list[str]:
+    """Authentication by certificate and token, RBAC, and the audit log written before an answer is complete."""
+    return [
+        "kube-apiserver",
+        f"--etcd-servers=unix://{layout.etcd_socket}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        # No Pod needs to find the API server, so its address is not published; a loopback one would be refused.
+        "--advertise-address=127.0.0.1",
+        "--endpoint-reconciler-type=none",
+        f"--service-cluster-ip-range={SERVICE_NETWORK}",
+        f"--tls-cert-file={authority.serving_certificate_file}",
+        f"--tls-private-key-file={authority.serving_key_file}",
+        f"--client-ca-file={authority.ca_file}",
+        "--authorization-mode=Node,RBAC",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={authority.service_account_key_file}",
+        f"--service-account-signing-key-file={authority.service_account_key_file}",
+        f"--audit-policy-file={layout.audit_policy}",
+        f"--audit-log-path={layout.audit_log}",
+        "--audit-log-mode=blocking",
+        "--audit-log-maxsize=0",
+        "--profiling=false",
+    ]
+
+
+def kube_controller_manager(layout: Layout, authority: Authority) -> list[str]:
+    """Each controller under its own ServiceAccount, as fast as the API server lets it."""
+    return [
+        "kube-controller-manager",
+        f"--kubeconfig={layout.kubeconfig('controller-manager')}",
+        "--secure-port=0",
+        f"--controllers={','.join(CONTROLLERS)}",
+        "--leader-elect=false",
+        "--use-service-account-credentials",
+        f"--service-account-private-key-file={authority.service_account_key_file}",
+        f"--root-ca-file={authority.ca_file}",
+        "--kube-api-qps=500",
+        "--kube-api-burst=1000",
+        "--controller-start-interval=0",
+        "--horizontal-pod-autoscaler-sync-period=2s",
+        "--profiling=false",
+    ]
+
+
+def kube_scheduler(layout: Layout) -> list[str]:
+    """The default profile."""
+    return [
+        "kube-scheduler",
+        f"--kubeconfig={layout.kubeconfig('scheduler')}",
+        "--secure-port=0",
+        "--leader-elect=false",
+        "--kube-api-qps=500",
+        "--kube-api-burst=1000",
+    ]

@@ -1,0 +1,53 @@
+"""One component as a child process that can't outlive its parent.
+
+The child holds the reading end of a pipe as its standard input and ends when that does (``main.go``), so it is gone
+after the parent's exit, crash or ``kill -9`` alike, on any platform and from whichever thread it was started.
+"""
+
+import subprocess
+from pathlib import Path
+from typing import Final
+
+LOG_TAIL_LINES: Final = 25
+
+
+class Component:
+    """A running component; ``name`` is its first argument and names its log file."""
+
+    def __init__(self, binary: Path, arguments: list[str], logs: Path) -> None:
+        self.name = arguments[0]
+        self._log = logs / f"{self.name}.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [binary, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C at a terminal goes to the whole foreground group; tests still need the API server to clean up.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id, for measuring; never signal it, use ``kill``."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
+    def log(self) -> str:
+        """Everything that it has written."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def log_tail(self) -> str:
+        """The last lines that it has written, under a heading."""
+        return "\n".join([f"--- {self._log}", *self.log().splitlines()[-LOG_TAIL_LINES:]])
+
+    def kill(self) -> None:
+        """End it at once and wait until it is gone. Nothing that it holds is worth an orderly shutdown."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
