@@ -451,7 +451,7 @@ class Backend(ApiModel):
     250ms."""
 
 
-_ANNOTATION_KEY: Final = "([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_ANNOTATION_KEY: Final = f"(({_LABEL}[.])*{_LABEL}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
