@@ -1,0 +1,140 @@
+"""The image: built from the Dockerfile on this machine alone, then run.
+
+No container engine and no image registry is needed: the base is made by debootstrap, buildah builds in a chroot, and
+both keep everything below one temporary directory. Root is needed for either.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SUITE: Final = "bookworm"
+"""A Debian release whose python3 is new enough (3.11)."""
+
+HOST_FILES: Final = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/resolv.conf")
+"""How this host reaches its package index; lent to the build read-only, never written into the image."""
+
+pytestmark = [pytest.mark.delivery, pytest.mark.timeout(900)]
+
+
+class Buildah:
+    """buildah with a storage of its own, so that no image of the machine's user is seen or left behind."""
+
+    def __init__(self, directory: Path) -> None:
+        self._command = ("buildah", "--root", str(directory / "storage"), "--runroot", str(directory / "run"))
+        self._environ = {**os.environ, "BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
+
+    def __call__(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run one sub-command. A failure shows the end of what it printed."""
+        done = subprocess.run(
+            (*self._command, *arguments), env=self._environ, capture_output=True, text=True, check=False
+        )
+        if check and done.returncode:
+            pytest.fail(f"buildah {arguments[0]} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        return done
+
+
+@pytest.fixture(scope="module")
+def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
+    """A builder whose storage lives as long as this module; skips where images can't be built."""
+    if os.geteuid() != 0:
+        pytest.skip("building an image in a chroot needs root")
+    if missing := [tool for tool in ("buildah", "debootstrap") if shutil.which(tool) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)} (Debian: apt-get install {' '.join(missing)})")
+    directory = tmp_path_factory.mktemp("image")
+    yield Buildah(directory)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def base_image(buildah: Buildah, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Debian with Python and nothing else, made here because no image registry may be reached."""
+    context = tmp_path_factory.mktemp("base")
+    root = context / "root"
+    subprocess.run(
+        ("debootstrap", "--variant=minbase", "--include=ca-certificates,python3,python3-venv", SUITE, str(root)),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    archive = ("tar", "-C", str(root), "-cf", str(context / "root.tar"), "--exclude=./dev/*", "--exclude=./proc/*", ".")
+    subprocess.run(archive, check=True)
+    shutil.rmtree(root)
+    (context / "Dockerfile").write_text("FROM scratch\nADD root.tar /\n")
+    buildah("build", "-t", "base", str(context))
+    shutil.rmtree(context)
+    return "localhost/base"
+
+
+@pytest.fixture(scope="module")
+def image(buildah: Buildah, base_image: str) -> str:
+    """The operator's image, built from the working tree."""
+    mounts = [f"--volume={path}:{path}:ro" for path in HOST_FILES if Path(path).exists()]
+    buildah(
+        "build", "--network=host", f"--build-arg=BUILD_IMAGE={base_image}", *mounts, "-t", "operator-app", str(ROOT)
+    )
+    return "localhost/operator-app"
+
+
+@pytest.fixture(scope="module")
+def container(buildah: Buildah, image: str) -> str:
+    """A container of the image, in which single programs are run."""
+    return buildah("from", image).stdout.strip()
+
+
+def python(buildah: Buildah, container: str, program: str) -> str:
+    """What ``program`` prints inside the image, run by its interpreter without any shell."""
+    return buildah("run", container, "--", "python", "-c", program).stdout.strip()
+
+
+def test_the_operator_starts_in_its_image(buildah: Buildah, container: str) -> None:
+    """The entry point runs with nothing but what the image holds."""
+    assert "usage" in buildah("run", container, "--", "python", "-m", "operator_app", "--help").stdout.lower()
+
+
+def test_the_image_prints_the_checked_in_crds(buildah: Buildah, container: str) -> None:
+    """The code in the image is that of this working tree: it prints the CRDs which are checked in."""
+    printed = buildah("run", container, "--", "python", "-m", "operator_app", "crd").stdout
+    checked_in = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "manifests" / "crd").glob("*.yaml"))]
+    assert sorted(yaml.safe_load_all(printed), key=lambda crd: str(crd["metadata"]["name"])) == checked_in
+
+
+def test_the_process_is_nobody_and_can_write_nothing(buildah: Buildah, container: str) -> None:
+    """The user is 65532 in a group of its own, and neither the root nor the code is writable by it."""
+    program = "import os; print(os.getuid(), os.getgid(), [p for p in ('/', '/venv', '/etc') if os.access(p, os.W_OK)])"
+    assert python(buildah, container, program) == "65532 65532 []"
+
+
+def test_no_installer_is_shipped(buildah: Buildah, container: str) -> None:
+    """The environment that runs has neither pip nor the build back end."""
+    program = "import importlib.util as u; print([m for m in ('pip', 'setuptools', 'hatchling') if u.find_spec(m)])"
+    assert python(buildah, container, program) == "[]"
+
+
+def test_bytecode_is_there_already(buildah: Buildah, container: str) -> None:
+    """A read-only root costs no compilation at each start: the module was compiled when the image was built."""
+    program = "import operator_app.api as m, os; print(os.path.exists(m.__cached__))"
+    assert python(buildah, container, program) == "True"
+
+
+def test_the_image_declares_how_it_is_run(buildah: Buildah, image: str) -> None:
+    """Exec-form entry point, numeric user (runAsNonRoot can be checked), the port, and the licence."""
+    inspected: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", image).stdout)
+    config = inspected["OCIv1"]["config"]
+    assert config["Entrypoint"] == ["python", "-m", "operator_app"]
+    assert config["User"] == "65532:65532"
+    assert list(config["ExposedPorts"]) == ["8080/tcp"]
+    assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+def test_nothing_of_the_builders_host_is_left_inside(buildah: Buildah, container: str) -> None:
+    """The host's pip configuration was lent for the build and is not part of the image."""
+    program = "import pathlib; p = pathlib.Path('/etc/pip.conf'); print(p.read_text() if p.exists() else '')"
+    assert python(buildah, container, program) == ""

@@ -1,0 +1,262 @@
+"""The shipped manifests: what the operator may do, how its Pod is locked down, and that kustomize renders them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from operator_app import kinds
+
+MANIFESTS: Final = Path(__file__).resolve().parents[2] / "manifests"
+Manifest = dict[str, Any]
+
+EDGE: Final = kinds.GROUP
+
+OPERATOR_CLUSTER: Final = {
+    (EDGE, "envoyproxies", "get"): "read the object again, live, before the finalizer or a status is written",
+    (EDGE, "envoyproxies", "list"): "start of a watch",
+    (EDGE, "envoyproxies", "watch"): "learn of user edits",
+    (EDGE, "envoyproxies", "patch"): "apply and release the one finalizer entry",
+    (EDGE, "envoyproxies/status", "patch"): "apply the status",
+    (EDGE, "envoyproxies/finalizers", "update"): "ownerReferences with blockOwnerDeletion, where admission checks it",
+    ("", "configmaps", "get"): "the live read before a create",
+    ("", "configmaps", "list"): "start of a watch",
+    ("", "configmaps", "watch"): "learn of drift",
+    ("", "configmaps", "create"): "apply where it is absent",
+    ("", "configmaps", "patch"): "apply",
+    ("", "configmaps", "delete"): "prune",
+    ("", "services", "get"): "the live read before a create",
+    ("", "services", "list"): "start of a watch",
+    ("", "services", "watch"): "learn of drift and of the address",
+    ("", "services", "create"): "apply where it is absent",
+    ("", "services", "patch"): "apply",
+    ("", "services", "delete"): "prune",
+    ("apps", "deployments", "get"): "the live read before a create",
+    ("apps", "deployments", "list"): "start of a watch",
+    ("apps", "deployments", "watch"): "learn of drift and of ready replicas",
+    ("apps", "deployments", "create"): "apply where it is absent",
+    ("apps", "deployments", "patch"): "apply",
+    ("apps", "deployments", "delete"): "prune",
+    ("", "namespaces", "get"): "the tenant label of one namespace",
+    ("", "namespaces", "list"): "start of a watch",
+    ("", "namespaces", "watch"): "learn of a changed tenant label",
+    ("events.k8s.io", "events", "create"): "tell the tenant",
+    ("events.k8s.io", "events", "patch"): "count a repeated event instead of creating another",
+}
+"""Every right that the operator has in the whole cluster, and what it is for."""
+
+OPERATOR_NAMESPACE: Final = {
+    (EDGE, "proxyregistrations", "get"): "the live read before a create",
+    (EDGE, "proxyregistrations", "list"): "start of a watch",
+    (EDGE, "proxyregistrations", "watch"): "learn of drift in the records",
+    (EDGE, "proxyregistrations", "create"): "register",
+    (EDGE, "proxyregistrations", "patch"): "bring a record up to date",
+    (EDGE, "proxyregistrations", "delete"): "deregister",
+    ("coordination.k8s.io", "leases", "get"): "who leads",
+    ("coordination.k8s.io", "leases", "list"): "which shards are held",
+    ("coordination.k8s.io", "leases", "watch"): "take over without polling",
+    ("coordination.k8s.io", "leases", "create"): "the first holder",
+    ("coordination.k8s.io", "leases", "update"): "renew and release by compare-and-set",
+    ("coordination.k8s.io", "leases", "delete"): "shards that no longer exist",
+}
+"""Every right that the operator has in its own namespace alone."""
+
+TENANT_VIEW: Final = {
+    (EDGE, resource, verb): "see one's proxies"
+    for resource in ("envoyproxies", "envoyproxies/status", "envoyproxies/scale")
+    for verb in ("get", "list", "watch")
+}
+TENANT_EDIT: Final = {
+    **{
+        (EDGE, "envoyproxies", verb): "own one's proxies"
+        for verb in ("create", "update", "patch", "delete", "deletecollection")
+    },
+    **{(EDGE, "envoyproxies/scale", verb): "kubectl scale" for verb in ("update", "patch")},
+}
+
+
+def manifests() -> list[Manifest]:
+    """Every object below manifests/base, as written (kustomize adds only labels and the image's tag)."""
+    paths = (path for path in sorted((MANIFESTS / "base").glob("*.yaml")) if path.name != "kustomization.yaml")
+    return [obj for path in paths for obj in yaml.safe_load_all(path.read_text())]
+
+
+def manifest(kind: str, name: str = "operator-app") -> Manifest:
+    """The one object of that kind and name."""
+    (found,) = (obj for obj in manifests() if obj["kind"] == kind and obj["metadata"]["name"] == name)
+    return found
+
+
+def rights(role: Manifest) -> set[tuple[str, str, str]]:
+    """A role's rules, multiplied out to (group, resource, verb)."""
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        pytest.param("ClusterRole", "operator-app", OPERATOR_CLUSTER, id="operator-cluster"),
+        pytest.param("Role", "operator-app", OPERATOR_NAMESPACE, id="operator-namespace"),
+        pytest.param("ClusterRole", "edge-envoyproxy-view", TENANT_VIEW, id="tenant-view"),
+        pytest.param("ClusterRole", "edge-envoyproxy-edit", TENANT_EDIT, id="tenant-edit"),
+    ],
+)
+def test_every_right_has_a_reason(kind: str, name: str, expected: dict[tuple[str, str, str], str]) -> None:
+    """A role grants exactly the rights that the table gives a reason for: none more, none forgotten."""
+    assert rights(manifest(kind, name)) == set(expected)
+
+
+def test_no_role_has_a_wildcard_or_touches_secrets_and_roles() -> None:
+    """No rule says ``*``, and none reaches Secrets, RBAC itself, or Pods."""
+    for role in (obj for obj in manifests() if obj["kind"] in {"ClusterRole", "Role"}):
+        for group, resource, verb in rights(role):
+            assert "*" not in {group, resource, verb}
+            assert group != "rbac.authorization.k8s.io"
+            assert resource.partition("/")[0] not in {"secrets", "pods", "serviceaccounts"}
+
+
+def test_the_operator_cannot_create_an_envoy_proxy() -> None:
+    """A late apply on a deleted EnvoyProxy is refused by RBAC too: server-side apply creates only with ``create``."""
+    assert (EDGE, "envoyproxies", "create") not in rights(manifest("ClusterRole"))
+
+
+def test_all_kinds_of_children_can_be_written() -> None:
+    """The roles keep up with the code: each child kind can be listed, watched, applied and pruned."""
+    needed = {
+        (kind.group, kind.plural, verb)
+        for kind in kinds.CHILD_KINDS
+        for verb in ("get", "list", "watch", "create", "patch", "delete")
+    }
+    assert needed <= rights(manifest("ClusterRole"))
+
+
+def test_roles_are_bound_to_the_operators_account_alone() -> None:
+    """Each binding names its role and exactly the one ServiceAccount."""
+    account = manifest("ServiceAccount")["metadata"]
+    for binding in (obj for obj in manifests() if obj["kind"].endswith("Binding")):
+        assert binding["roleRef"]["name"] == "operator-app"
+        assert binding["roleRef"]["kind"] == binding["kind"].removesuffix("Binding")
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+        ]
+
+
+def test_tenant_roles_flow_into_the_built_in_ones() -> None:
+    """``view`` is aggregated from the one and ``edit`` from the other; the rest follows from these two."""
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    assert manifest("ClusterRole", "edge-envoyproxy-view")["metadata"]["labels"] == {f"{prefix}view": "true"}
+    assert manifest("ClusterRole", "edge-envoyproxy-edit")["metadata"]["labels"] == {f"{prefix}edit": "true"}
+
+
+def test_the_namespace_enforces_the_restricted_profile() -> None:
+    """Pod Security Admission refuses anything weaker than ``restricted`` beside the operator."""
+    labels = manifest("Namespace", "edge-system")["metadata"]["labels"]
+    assert {labels[f"pod-security.kubernetes.io/{mode}"] for mode in ("enforce", "audit", "warn")} == {"restricted"}
+
+
+def test_everything_namespaced_is_in_the_operators_namespace() -> None:
+    """One namespace holds the operator, the same that its settings default to."""
+    namespaced = [obj for obj in manifests() if not obj["kind"].startswith(("Cluster", "Namespace"))]
+    assert {obj["metadata"]["namespace"] for obj in namespaced} == {"edge-system"}
+
+
+def pod_spec() -> Manifest:
+    """The Pod template's spec of the operator's Deployment."""
+    spec: Manifest = manifest("Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+def test_the_pod_meets_the_restricted_profile_and_more() -> None:
+    """Non-root with a numeric user, the runtime's seccomp profile, no capability, no escalation, read-only root."""
+    assert pod_spec()["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    for container in pod_spec()["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert not {"hostNetwork", "hostPID", "hostIPC", "volumes", "initContainers"} & set(pod_spec())
+
+
+def test_the_token_is_mounted_where_it_is_used_and_nowhere_else() -> None:
+    """The account hands out no token by default; the operator's Pod asks for it."""
+    assert manifest("ServiceAccount")["automountServiceAccountToken"] is False
+    assert pod_spec()["automountServiceAccountToken"] is True
+    assert pod_spec()["serviceAccountName"] == "operator-app"
+
+
+def test_no_service_can_set_the_operators_settings() -> None:
+    """Service links would put OPERATOR_APP_* variables into the Pod if a Service were called operator-app."""
+    assert pod_spec()["enableServiceLinks"] is False
+
+
+def test_one_operator_at_a_time() -> None:
+    """Without leader election a second replica, even during a rollout, would be a second writer."""
+    spec = manifest("Deployment")["spec"]
+    assert spec["replicas"] == 1
+    assert spec["strategy"] == {"type": "Recreate"}
+
+
+def test_probes_ask_the_declared_port() -> None:
+    """Alive and ready are different questions, asked on the one port that the operator serves."""
+    (container,) = pod_spec()["containers"]
+    assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("http", 8080)]
+    probes = {probe: container[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {probe: asked["path"] for probe, asked in probes.items()} == {
+        "startupProbe": "/healthz",
+        "livenessProbe": "/healthz",
+        "readinessProbe": "/readyz",
+    }
+    assert {asked["port"] for asked in probes.values()} == {"http"}
+
+
+def test_resources_are_bounded() -> None:
+    """Requests are stated, memory is limited."""
+    (container,) = pod_spec()["containers"]
+    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+    assert "memory" in container["resources"]["limits"]
+
+
+def test_the_disruption_budget_selects_the_operator_and_never_blocks_a_drain() -> None:
+    """The budget's selector is the Deployment's, and it always lets one Pod go."""
+    budget = manifest("PodDisruptionBudget")["spec"]
+    assert budget["selector"] == manifest("Deployment")["spec"]["selector"]
+    assert budget["maxUnavailable"] == 1
+    assert "minAvailable" not in budget
+
+
+def test_every_manifest_is_listed() -> None:
+    """A file that no kustomization names would never reach a cluster, and a name without a file breaks the build."""
+    base = yaml.safe_load((MANIFESTS / "base" / "kustomization.yaml").read_text())["resources"]
+    files = {path.name for path in (MANIFESTS / "base").glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(base) == files
+    whole = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"]
+    assert set(whole) == {"base", *(f"crd/{path.name}" for path in (MANIFESTS / "crd").glob("*.yaml"))}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_renders_everything() -> None:
+    """``kubectl kustomize manifests`` gives the CRDs, all objects of the base, and the one image by its tag."""
+    rendered = subprocess.run(("kubectl", "kustomize", str(MANIFESTS)), capture_output=True, text=True, check=True)
+    objects = list(yaml.safe_load_all(rendered.stdout))
+    names = {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
+    assert {(obj["kind"], obj["metadata"]["name"]) for obj in manifests()} < names
+    for kind in (kinds.ENVOY_PROXY, kinds.PROXY_REGISTRATION):
+        assert ("CustomResourceDefinition", f"{kind.plural}.{kind.group}") in names
+    (deployment,) = (obj for obj in objects if obj["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "operator-app:dev"
