@@ -218,7 +218,7 @@ def apply_crds(admin: Kube, files: Sequence[Path]) -> None:
 
 
 def _is_established(crd: Object) -> bool:
-    conditions = crd.get("status", {}).get("conditions", [])
+    conditions = crd.get("status", {}).get("conditions") or []
     return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
 
