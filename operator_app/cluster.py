@@ -152,7 +152,7 @@ class Cluster:
         labels: str | None = None,
         page_size: int = 500,
         resource_version: str | None = None,
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncGenerator[Page]:
         """The objects of a kind, in pages of one consistent snapshot; at least one page, an empty one if need be.
 
         Without ``resource_version`` this is a consistent read. With it, the list is at least that fresh and comes as
