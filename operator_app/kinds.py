@@ -6,6 +6,9 @@ Nothing here knows what the objects contain.
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+Value = Any
+"""Any decoded JSON value."""
+
 Object = dict[str, Any]
 """One Kubernetes object as decoded JSON; always with ``apiVersion``, ``kind`` and ``metadata``."""
 

@@ -1,20 +1,53 @@
-"""The operator's settings: one class, read from ``OPERATOR_APP_*`` and from the flags of ``run``."""
+"""The operator's settings: one class, read from ``OPERATOR_APP_*`` and from the flags of ``run``.
 
-from typing import Annotated
+A flag wins over the environment, the environment over the default. Times are seconds.
+"""
 
-from pydantic import Field
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENV_PREFIX: Final = "OPERATOR_APP_"
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class Settings(BaseSettings):
-    """Every setting has its unit in its name and a default that suits a cluster of thousands of proxies."""
+    """Every setting has its unit in its name and a default that suits a cluster of thousands of proxies.
 
-    model_config = SettingsConfigDict(env_prefix="OPERATOR_APP_", frozen=True, extra="ignore")
+    Raises ``pydantic.ValidationError`` when a value is out of bounds or two values contradict each other.
+    """
 
-    namespace: Annotated[str, Field(description="The operator's own namespace; registry records are kept there.")] = (
-        "edge-system"
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
+
+    namespace: str = Field("edge-system", min_length=1, description="own namespace; registry records are kept there")
+    image: str = Field(
+        "envoyproxy/envoy:v1.40.0", min_length=1, description="Envoy image of proxies whose spec names none"
     )
-    image: Annotated[str, Field(description="Envoy image of proxies whose spec names none.")] = (
-        "envoyproxy/envoy:distroless-v1.36.2"
+    kubeconfig: Path | None = Field(
+        None, description="kubeconfig file; without it in-cluster configuration, then KUBECONFIG, then ~/.kube/config"
     )
-    http_port: Annotated[int, Field(ge=0, le=65535, description="Port of /healthz, /readyz and /metrics.")] = 8080
+    context: str | None = Field(None, description="context of the kubeconfig; without it the current one")
+    http_port: int = Field(8080, ge=0, le=65535, description="port of /healthz, /readyz and /metrics; 0 picks one")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
+    log_format: Literal["json", "console"] = Field("json", description="json: one object a line; console: for people")
+    workers: int = Field(16, ge=1, le=1000, description="rounds running at the same time")
+    in_flight_per_tenant: int = Field(4, ge=1, le=1000, description="rounds of one tenant running at the same time")
+    max_connections: int = Field(32, ge=1, le=1000, description="connections to the API server beside watches")
+    request_timeout_s: Seconds = Field(10, description="bound on each API request")
+    watch_timeout_s: Seconds = Field(300, description="after this, up to twice this, a watch is renewed")
+    watch_idle_timeout_s: Seconds = Field(150, description="a watch silent for this long is taken for dead")
+    backoff_base_s: Seconds = Field(0.5, description="upper bound of the delay after a first failure")
+    backoff_cap_s: Seconds = Field(60, description="upper bound of the delay after many failures")
+    status_settle_s: Seconds = Field(2, description="time for replica counters to come to rest before they are written")
+    sweep_interval_s: Seconds = Field(900, description="time between full sweeps")
+    shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM")
+
+    @model_validator(mode="after")
+    def _backoff_is_ordered(self) -> Self:
+        if self.backoff_base_s > self.backoff_cap_s:
+            message = f"backoff_base_s ({self.backoff_base_s:g}) must not exceed backoff_cap_s ({self.backoff_cap_s:g})"
+            raise ValueError(message)
+        return self

@@ -1,0 +1,119 @@
+"""The command line: ``python -m operator_app [run|crd|render]``.
+
+Errors are one sentence on standard error and a non-zero exit: 2 for what the user gave, 1 for what went wrong.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+import anyio
+import yaml
+from pydantic import ValidationError
+
+from operator_app import app
+from operator_app.api import parse_spec
+from operator_app.crd import crds, to_yaml
+from operator_app.desired import children
+from operator_app.errors import ConfigurationError
+from operator_app.kinds import ENVOY_PROXY, Object
+from operator_app.settings import ENV_PREFIX, Settings
+from operator_app.telemetry import configure_logging
+
+_RENDERED_UID = "00000000-0000-0000-0000-000000000000"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    parser = _parser()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help")):
+        given.insert(0, "run")
+    parsed = parser.parse_args(given)
+    match parsed.command:
+        case "crd":
+            sys.stdout.write(to_yaml(crds()))
+            return 0
+        case "render":
+            return _render(parsed.file, parsed.image)
+        case _:
+            return _run(parsed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="operator_app", description="Gives every EnvoyProxy its own Envoy, and keeps it as declared."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run", help="run the operator (the default)", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, field in Settings.model_fields.items():
+        run.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            default=argparse.SUPPRESS,
+            metavar="VALUE",
+            help=f"{field.description} ({ENV_PREFIX}{name.upper()}, default {field.default})",
+        )
+    commands.add_parser("crd", help="print the CustomResourceDefinitions")
+    render = commands.add_parser("render", help="print the children of EnvoyProxies in a file, without a cluster")
+    render.add_argument("-f", "--file", required=True, metavar="FILE", help="YAML manifests; - reads standard input")
+    render.add_argument(
+        "--image", default=Settings.model_fields["image"].default, help="Envoy image where the spec names none"
+    )
+    return parser
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    flags = {name: value for name, value in vars(parsed).items() if name != "command"}
+    try:
+        settings = Settings(**flags)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        where = f"{ENV_PREFIX}{name.upper()} (--{name.replace('_', '-')}): " if name else ""
+        return _complain(f"{where}{first['msg']}", code=2)
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        anyio.run(app.run, settings)
+    except ConfigurationError as error:
+        return _complain(str(error), code=2)
+    except OSError as error:
+        return _complain(f"can't serve on port {settings.http_port}: {error.strerror}; choose another --http-port")
+    return 0
+
+
+def _render(file: str, image: str) -> int:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        documents = list(yaml.safe_load_all(text))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return _complain(f"can't read {file}: {' '.join(str(error).split())}", code=2)
+    proxies = [each for each in documents if isinstance(each, dict) and each.get("kind") == ENVOY_PROXY.kind]
+    if not proxies:
+        return _complain(f"{file} holds no {ENVOY_PROXY.kind}", code=2)
+    rendered: list[Object] = []
+    for proxy in proxies:
+        metadata = {"namespace": "default", "uid": _RENDERED_UID} | (proxy.get("metadata") or {})
+        if not metadata.get("name"):
+            return _complain(f"an {ENVOY_PROXY.kind} in {file} has no metadata.name", code=2)
+        try:
+            spec = parse_spec(proxy)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            return _complain(f"{metadata['name']}: spec.{'.'.join(map(str, first['loc']))}: {first['msg']}", code=2)
+        rendered += children(proxy | {"metadata": metadata}, spec, default_image=image).values()
+    sys.stdout.write(to_yaml(tuple(rendered)))
+    return 0
+
+
+def _complain(sentence: str, *, code: int = 1) -> int:
+    sys.stderr.write(f"operator_app: {sentence}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""EnvoyProxy in, children out: the desired ConfigMap, Deployment and Service of one proxy. Pure.
+
+The objects are *canonical*, spelled exactly as the API server stores them, because the operator compares them field by
+field with what it owns: explicit protocols and apiVersions where the server would add them, no empty values,
+quantities in their shortest form, keyed lists with every key field. They contain nothing that depends on a clock, a
+host or a previous object, so the same EnvoyProxy always gives the same children.
+"""
+
+from math import ceil
+from typing import Any, Final
+
+from operator_app import envoy
+from operator_app.api import READINESS_PORT, EnvoyProxySpec, Resources
+from operator_app.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    FIELD_MANAGER,
+    GROUP,
+    LABEL_MANAGED_BY,
+    LABEL_OWNER_UID,
+    SERVICE,
+    Key,
+    Kind,
+    Object,
+)
+from operator_app.quantity import canonical, value_of
+
+SUFFIX: Final = "-envoy"
+ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
+DEFAULT_CONCURRENCY: Final = 2
+"""Envoy worker threads of a proxy without a CPU limit. Envoy itself would start one for every core of the node."""
+
+_ENVOY_UID: Final = 101
+"""The user ``envoy`` of the official images (their Dockerfile creates it with this number)."""
+
+
+def child_key(proxy: Key) -> Key:
+    """The address of every child of ``proxy``; children differ by kind only."""
+    return Key(proxy.namespace, proxy.name + SUFFIX)
+
+
+def proxy_key(child: Key) -> Key | None:
+    """The proxy that ``child`` would belong to by its name, whoever made it; ``None`` for any other name."""
+    name = child.name.removesuffix(SUFFIX)
+    return Key(child.namespace, name) if name and name != child.name else None
+
+
+def selector_labels(name: str) -> dict[str, str]:
+    """What identifies the Pods of a proxy. Fixed for ever: a Deployment's selector is immutable."""
+    return {"app.kubernetes.io/name": "envoy", "app.kubernetes.io/instance": name}
+
+
+def children(proxy: Object, spec: EnvoyProxySpec, *, default_image: str) -> dict[Kind, Object]:
+    """The children that ``proxy`` declares, in the order in which they have to be applied."""
+    config = envoy.render(envoy.bootstrap(spec))
+    return {
+        CONFIG_MAP: _child(CONFIG_MAP, proxy, {"data": {envoy.CONFIG_FILE: config}}),
+        DEPLOYMENT: _child(DEPLOYMENT, proxy, {"spec": _deployment_spec(proxy, spec, config, default_image)}),
+        SERVICE: _child(SERVICE, proxy, {"spec": _service_spec(proxy, spec)}, annotations=spec.service.annotations),
+    }
+
+
+def owner_reference(proxy: Object) -> Object:
+    """The controller reference that makes an object a child of ``proxy``, complete, since it is owned as one whole."""
+    return {
+        "apiVersion": ENVOY_PROXY.api_version,
+        "kind": ENVOY_PROXY.kind,
+        "name": proxy["metadata"]["name"],
+        "uid": proxy["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _child(kind: Kind, proxy: Object, body: Object, *, annotations: dict[str, str] | None = None) -> Object:
+    metadata = proxy["metadata"]
+    key = child_key(Key(metadata["namespace"], metadata["name"]))
+    labels = _labels(metadata["name"]) | {LABEL_OWNER_UID: metadata["uid"]}
+    child_metadata: Object = {
+        "name": key.name,
+        "namespace": key.namespace,
+        "labels": labels,
+        "ownerReferences": [owner_reference(proxy)],
+    }
+    if annotations:
+        child_metadata["annotations"] = dict(annotations)
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": child_metadata} | body
+
+
+def _labels(name: str) -> dict[str, str]:
+    return selector_labels(name) | {"app.kubernetes.io/component": "proxy", LABEL_MANAGED_BY: FIELD_MANAGER}
+
+
+def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, config: str, default_image: str) -> Object:
+    name = proxy["metadata"]["name"]
+    return {
+        "replicas": spec.replicas,
+        "selector": {"matchLabels": selector_labels(name)},
+        # A new Pod has to be ready before an old one goes, so an edit of the configuration costs no capacity.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}},
+        "template": {
+            "metadata": {
+                "labels": _labels(name),
+                # Pods read the configuration once, at start; the hash makes a change of it a change of the template.
+                "annotations": {ANNOTATION_CONFIG_HASH: envoy.config_hash(config)},
+            },
+            "spec": _pod_spec(proxy, spec, default_image),
+        },
+    }
+
+
+def _pod_spec(proxy: Object, spec: EnvoyProxySpec, default_image: str) -> Object:
+    metadata = proxy["metadata"]
+    return {
+        "automountServiceAccountToken": False,
+        # Environment variables per Service of the namespace would differ from Pod to Pod, and nobody reads them.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": envoy.TERMINATION_GRACE_S,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _ENVOY_UID,
+            "runAsGroup": _ENVOY_UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(f"{metadata['namespace']}/{metadata['name']}", spec, default_image)],
+        "volumes": [{"name": "config", "configMap": {"name": metadata["name"] + SUFFIX}}],
+    }
+
+
+def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> Object:
+    container: Object = {
+        "name": "envoy",
+        "image": spec.image or default_image,
+        "args": [
+            "--config-path",
+            f"{envoy.CONFIG_DIRECTORY}/{envoy.CONFIG_FILE}",
+            "--service-cluster",
+            cluster_name,
+            "--service-node",
+            "$(POD_NAME)",
+            "--concurrency",
+            str(_concurrency(spec.resources)),
+            # Hot restart needs shared memory that a read-only container does not have, and Pods are replaced anyway.
+            "--disable-hot-restart",
+        ],
+        "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}}],
+        "ports": [
+            *({"containerPort": listener.container_port, "protocol": "TCP"} for listener in spec.listeners),
+            {"name": "readiness", "containerPort": READINESS_PORT, "protocol": "TCP"},
+        ],
+        "readinessProbe": {
+            "httpGet": {"path": envoy.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
+            "periodSeconds": 5,
+            "timeoutSeconds": 1,
+            "failureThreshold": 3,
+        },
+        "lifecycle": {"preStop": envoy.pre_stop()},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [{"name": "config", "mountPath": envoy.CONFIG_DIRECTORY, "readOnly": True}],
+    }
+    resources = _resources(spec.resources)
+    if resources:
+        container["resources"] = resources
+    return container
+
+
+def _resources(resources: Resources | None) -> Object:
+    if resources is None:
+        return {}
+    stanzas = {
+        "requests": {name: canonical(quantity) for name, quantity in resources.requests.items()},
+        "limits": {name: canonical(quantity) for name, quantity in resources.limits.items()},
+    }
+    return {name: stanza for name, stanza in stanzas.items() if stanza}
+
+
+def _concurrency(resources: Resources | None) -> int:
+    """One worker thread for every CPU of the limit, rounded up."""
+    limit = resources.limits.get("cpu") if resources else None
+    return DEFAULT_CONCURRENCY if limit is None else max(1, ceil(value_of(limit)))
+
+
+def _service_spec(proxy: Object, spec: EnvoyProxySpec) -> dict[str, Any]:
+    return {
+        "type": spec.service.type.value,
+        "selector": selector_labels(proxy["metadata"]["name"]),
+        "ports": [
+            {"name": listener.name, "port": listener.port, "targetPort": listener.container_port, "protocol": "TCP"}
+            for listener in spec.listeners
+        ],
+    }

@@ -1,0 +1,83 @@
+"""Our one entry in ``metadata.finalizers`` of an EnvoyProxy: put there before the first outside write, taken off after.
+
+Guarantees
+
+* Entries of others are never touched: the finalizers are a set in which every member has its own owner.
+* A stale round resurrects nothing. An apply that names a UID is refused (409) when that object has gone, where an apply
+  without one would create it anew.
+* Where our entry already stands as wanted there is no request.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from operator_app.apply import Outcome, identity
+from operator_app.cluster import Cluster
+from operator_app.errors import ConflictError, InvalidError, NotFoundError
+from operator_app.kinds import ENVOY_PROXY, FINALIZER, Kind, Object, key_of
+from operator_app.ownership import fields_of
+from operator_app.store import Store
+
+_MEMBER: Final = f'v:"{FINALIZER}"'
+
+
+class Finalizer:
+    """Holds and releases EnvoyProxies. ``on_write`` is told of every write."""
+
+    def __init__(self, cluster: Cluster, store: Store, *, on_write: Callable[[Kind, Outcome], None]) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._on_write = on_write
+
+    async def hold(self, proxy: Object) -> Object:
+        """Put our entry on ``proxy`` and return the stored proxy.
+
+        Raises ``ConflictError`` when the proxy has gone or its deletion has begun: re-read and decide anew.
+        """
+        if is_held(proxy):
+            return proxy
+        try:
+            return await self._apply(proxy, {"finalizers": [FINALIZER]})
+        except InvalidError as error:
+            # The API server allows no new finalizer on an object that is being deleted, and says so with a 422.
+            raise ConflictError(error.message, kind=error.kind, key=error.key) from error
+
+    async def release(self, proxy: Object) -> None:
+        """Take our entry off ``proxy``; a proxy that has gone already is fine.
+
+        Raises ``ConflictError`` when the proxy changed hands or version meanwhile: re-read and decide anew.
+        """
+        try:
+            if _MEMBER in fields_of(proxy).get("f:metadata", {}).get("f:finalizers", {}):
+                proxy = await self._apply(proxy, {})
+            if is_held(proxy):
+                await self._strike_out(proxy)
+        except NotFoundError:
+            return
+
+    async def _apply(self, proxy: Object, extra: Object) -> Object:
+        metadata = identity(proxy) | extra
+        body = {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": metadata}
+        applied = await self._cluster.apply(ENVOY_PROXY, body, force=True)
+        return self._learned(applied.object)
+
+    async def _strike_out(self, proxy: Object) -> None:
+        """Remove an entry that is not (only) ours to release.
+
+        A manifest that was exported and applied again makes its author a co-owner of our entry, and an apply can only
+        give up our own share. The patch is pinned to the version that was read, so it can't drop anybody else's entry.
+        """
+        others = [entry for entry in proxy["metadata"]["finalizers"] if entry != FINALIZER]
+        pinned = {"uid": proxy["metadata"]["uid"], "resourceVersion": proxy["metadata"]["resourceVersion"]}
+        patch = {"metadata": pinned | {"finalizers": others or None}}
+        self._learned(await self._cluster.merge_patch(ENVOY_PROXY, key_of(proxy), patch))
+
+    def _learned(self, stored: Object) -> Object:
+        self._on_write(ENVOY_PROXY, Outcome.CONFIGURED)
+        self._store.learn(ENVOY_PROXY, stored)
+        return stored
+
+
+def is_held(proxy: Object) -> bool:
+    """Whether our entry stands on ``proxy``."""
+    return FINALIZER in proxy["metadata"].get("finalizers", ())

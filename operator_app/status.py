@@ -1,0 +1,270 @@
+"""The truth about one proxy: computed whole, compared with what is stored, written only on a real transition.
+
+:func:`next_status` is the specification, as an ordered list of pure judgements over one observation. It decides what
+is true; :class:`StatusWriter` decides whether that is news.
+
+Guarantees
+
+* ``lastTransitionTime`` moves only when the ``status`` of that condition flips; nothing else depends on the clock.
+* ``observedGeneration`` follows the spec and nothing else, and never goes back: a write carries the resourceVersion
+  that the observation started from, so it fails (409) on anything newer and on a reborn object of the same name. The
+  API server does *not* check ``metadata.uid`` on a status apply, only the resourceVersion.
+* ``Reconciled=True`` for a generation only after every owned field of every child was verified for it.
+* ``Reconciling`` and ``Stalled`` exist only while they are true, as kstatus asks
+  (sigs.k8s.io/cli-utils, pkg/kstatus).
+* Conditions and fields of other writers survive: only what this operator owns is compared and sent.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from operator_app.apply import Outcome, Problem, Result
+from operator_app.cluster import Cluster
+from operator_app.desired import selector_labels
+from operator_app.kinds import DEPLOYMENT, ENVOY_PROXY, Kind, Object
+from operator_app.ownership import Difference, differences
+from operator_app.store import Store
+
+RECONCILED: Final = "Reconciled"
+AVAILABLE: Final = "Available"
+REGISTERED: Final = "Registered"
+READY: Final = "Ready"
+RECONCILING: Final = "Reconciling"
+STALLED: Final = "Stalled"
+
+_COUNTERS: Final = frozenset({("f:status", "f:replicas"), ("f:status", "f:readyReplicas")})
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything that one round has seen of one proxy.
+
+    ``children`` are the results of the round; ``registration`` is what keeps the outside record from being confirmed,
+    ``None`` when it is confirmed; ``refusal`` is what keeps the spec from being acted on at all.
+    """
+
+    proxy: Object
+    children: tuple[Result, ...] = ()
+    registration: Problem | None = None
+    refusal: Problem | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One condition without its times."""
+
+    type: str
+    is_true: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The numbers that the Deployment controller reports, zero where it has reported none yet."""
+
+    wanted: int = 0
+    total: int = 0
+    updated: int = 0
+    ready: int = 0
+    available: int = 0
+    is_observed: bool = False
+    is_past_deadline: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all Pods are of the current template, none of an older one."""
+        return self.is_observed and self.updated >= self.wanted and self.total == self.updated
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether enough Pods serve: all but a quarter, rounded down, as a Deployment tolerates by default."""
+        return self.available >= self.wanted - self.wanted // 4
+
+
+def next_status(observation: Observation, *, now: datetime) -> Object:
+    """The whole status that ``observation`` calls for. ``now`` is aware UTC and used only for conditions that flip."""
+    proxy = observation.proxy
+    generation: int = proxy["metadata"]["generation"]
+    rollout = rollout_of(observation)
+    stored = {each["type"]: each for each in (proxy.get("status") or {}).get("conditions", ())}
+    status: Object = {
+        "observedGeneration": generation,
+        "replicas": rollout.total,
+        "readyReplicas": rollout.ready,
+        "selector": ",".join(f"{k}={v}" for k, v in sorted(selector_labels(proxy["metadata"]["name"]).items())),
+        "conditions": [
+            _condition(judgement, generation, stored.get(judgement.type), now)
+            for judgement in judgements(observation, rollout)
+        ],
+    }
+    if observation.address is not None:
+        status["address"] = observation.address
+    return status
+
+
+def judgements(observation: Observation, rollout: Rollout) -> tuple[Judgement, ...]:
+    """What holds and what does not, in the order in which people read it."""
+    reconciled = _reconciled(observation)
+    available = _available(observation, rollout)
+    registered = _registered(observation)
+    progress = _progress(observation, rollout, reconciled, available, registered)
+    ready = _ready(rollout, reconciled, available, registered)
+    return (ready, reconciled, available, registered, *progress)
+
+
+def _reconciled(observation: Observation) -> Judgement:
+    problem = _first_problem(observation)
+    if problem is not None:
+        return Judgement(RECONCILED, is_true=False, reason=problem.reason, message=problem.message)
+    kinds = ", ".join(result.kind.kind for result in observation.children)
+    return Judgement(RECONCILED, is_true=True, reason="Verified", message=f"every declared field holds of: {kinds}")
+
+
+def _available(observation: Observation, rollout: Rollout) -> Judgement:
+    if observation.refusal is None and not _deployment(observation):
+        return Judgement(AVAILABLE, is_true=False, reason="NoDeployment", message="the Deployment does not exist yet")
+    if not rollout.has_enough:
+        message = "fewer proxies are ready than the spec asks for; readyReplicas has the number"
+        return Judgement(AVAILABLE, is_true=False, reason="NotEnoughReady", message=message)
+    if rollout.wanted == 0:
+        return Judgement(AVAILABLE, is_true=True, reason="ScaledToZero", message="the spec asks for no proxies")
+    return Judgement(AVAILABLE, is_true=True, reason="EnoughReady", message="enough proxies are ready")
+
+
+def _registered(observation: Observation) -> Judgement:
+    problem = observation.refusal or observation.registration
+    if problem is not None:
+        return Judgement(REGISTERED, is_true=False, reason=problem.reason, message=problem.message)
+    return Judgement(REGISTERED, is_true=True, reason="Confirmed", message="the registry confirms the record")
+
+
+def _ready(rollout: Rollout, *parts: Judgement) -> Judgement:
+    """The three together, once nothing but Pods of the current template is left to answer."""
+    for part in parts:
+        if not part.is_true:
+            return Judgement(READY, is_true=False, reason=part.reason, message=part.message)
+    if not rollout.is_complete:
+        message = "proxies with an older configuration are still being replaced"
+        return Judgement(READY, is_true=False, reason="RollingOut", message=message)
+    return Judgement(READY, is_true=True, reason="Ready", message="reconciled, available and registered")
+
+
+def _progress(observation: Observation, rollout: Rollout, *parts: Judgement) -> tuple[Judgement, ...]:
+    """kstatus: at most one of ``Stalled`` (somebody has to act) and ``Reconciling`` (wait)."""
+    problems = (observation.refusal, *(result.problem for result in observation.children), observation.registration)
+    for problem in problems:
+        if problem is not None and problem.is_terminal:
+            return (Judgement(STALLED, is_true=True, reason=problem.reason, message=problem.message),)
+    if rollout.is_past_deadline:
+        message = "the Deployment makes no progress; look at its Pods"
+        return (Judgement(STALLED, is_true=True, reason="ProgressDeadlineExceeded", message=message),)
+    if not rollout.is_complete or not all(part.is_true for part in parts):
+        message = "the declared state is on its way"
+        return (Judgement(RECONCILING, is_true=True, reason="Progressing", message=message),)
+    return ()
+
+
+def rollout_of(observation: Observation) -> Rollout:
+    """The Deployment's numbers, from our own Deployment only."""
+    deployment = _deployment(observation)
+    if deployment is None:
+        return Rollout()
+    reported = deployment.get("status") or {}
+    return Rollout(
+        wanted=deployment["spec"].get("replicas", 1),
+        total=reported.get("replicas", 0),
+        updated=reported.get("updatedReplicas", 0),
+        ready=reported.get("readyReplicas", 0),
+        available=reported.get("availableReplicas", 0),
+        # Numbers for an older generation describe Pods of an older template.
+        is_observed=reported.get("observedGeneration", 0) >= deployment["metadata"]["generation"],
+        is_past_deadline=any(
+            each["type"] == "Progressing" and each.get("reason") == "ProgressDeadlineExceeded"
+            for each in reported.get("conditions", ())
+        ),
+    )
+
+
+def _deployment(observation: Observation) -> Object | None:
+    uid = observation.proxy["metadata"]["uid"]
+    for result in observation.children:
+        if result.kind == DEPLOYMENT and result.live is not None:
+            references = result.live["metadata"].get("ownerReferences", ())
+            return result.live if any(each["uid"] == uid for each in references) else None
+    return None
+
+
+def _first_problem(observation: Observation) -> Problem | None:
+    problems = (observation.refusal, *(result.problem for result in observation.children))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _condition(judgement: Judgement, generation: int, stored: Object | None, now: datetime) -> Object:
+    status = "True" if judgement.is_true else "False"
+    since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if stored is not None and stored["status"] == status:
+        since = stored["lastTransitionTime"]
+    return {
+        "type": judgement.type,
+        "status": status,
+        "observedGeneration": generation,
+        "lastTransitionTime": since,
+        "reason": judgement.reason,
+        "message": judgement.message,
+    }
+
+
+class StatusWriter:
+    """Writes a status when, and only when, it says something new.
+
+    Counters alone (``replicas``, ``readyReplicas``) are news too, but during a rollout they change with every Pod, so
+    they are given ``settle_s`` seconds to come to rest. A condition that flips takes them along at once.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        *,
+        on_write: Callable[[Kind, Outcome], None],
+        mono: Callable[[], float],
+        settle_s: float,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._on_write = on_write
+        self._mono = mono
+        self._settle_s = settle_s
+        self._due_mono: dict[str, float] = {}
+
+    async def write(self, proxy: Object, status: Object) -> float | None:
+        """Bring the stored status of ``proxy`` to ``status``. Returns in how many seconds to look again, if at all.
+
+        Raises ``ConflictError`` when the proxy is not at the observed version any more: observe anew.
+        """
+        uid = proxy["metadata"]["uid"]
+        metadata = {name: proxy["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
+        desired = {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": metadata, "status": status}
+        news = differences(desired, proxy, subresource="status")
+        if not news:
+            self._due_mono.pop(uid, None)
+            return None
+        if _is_counting(news):
+            due = self._due_mono.setdefault(uid, self._mono() + self._settle_s)
+            if due > self._mono():
+                return due - self._mono()
+        self._due_mono.pop(uid, None)
+        applied = await self._cluster.apply(ENVOY_PROXY, desired, force=True, subresource="status")
+        is_same = applied.object["metadata"]["resourceVersion"] == metadata["resourceVersion"]
+        self._on_write(ENVOY_PROXY, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
+        self._store.learn(ENVOY_PROXY, applied.object)
+        return None
+
+
+def _is_counting(news: tuple[Difference, ...]) -> bool:
+    """Whether nothing but a counter that was reported before has moved."""
+    return all(each.path in _COUNTERS and each.live is not None for each in news)

@@ -1,0 +1,162 @@
+"""What the operator tells about itself: structured logs, Prometheus metrics, and the one HTTP port that serves them.
+
+The port is served by a thread of its own, so that ``/healthz`` can report a stuck event loop instead of being stuck
+with it. What the numbers mean for a proxy belongs in its status, not here.
+"""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import make_wsgi_app
+
+LOOP_STUCK_AFTER_S: Final = 30.0
+"""``/healthz`` fails when the event loop has not come around for this long."""
+
+
+def configure_logging(level: str, style: str) -> None:
+    """One line for each event on standard error: JSON objects, or text for people when ``style`` is ``console``.
+
+    Records of libraries that log through the standard library come out in the same form.
+    """
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if style == "json" else structlog.dev.ConsoleRenderer(colors=False)
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            foreign_pre_chain=shared,
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for chatty in ("httpx", "httpx2", "httpcore", "httpcore2"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+class Metrics:
+    """All metrics of one operator, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "operator_app_api_requests",
+            "Requests to the API server; code is the HTTP status, or none when there was no answer.",
+            ["verb", "kind", "code"],
+            registry=self.registry,
+        )
+        self.request_seconds = Histogram(
+            "operator_app_api_request_duration_seconds",
+            "Time until the API server's answer.",
+            ["verb"],
+            registry=self.registry,
+        )
+        self.writes = Counter(
+            "operator_app_writes",
+            "Writes by what they changed; unchanged is an avoidable write and stays at zero.",
+            ["kind", "outcome"],
+            registry=self.registry,
+        )
+        self.rounds = Counter("operator_app_rounds", "Rounds by how they ended.", ["result"], registry=self.registry)
+        self.round_seconds = Histogram(
+            "operator_app_round_duration_seconds", "Duration of a round.", registry=self.registry
+        )
+        self.watch_restarts = Counter(
+            "operator_app_watch_restarts",
+            "Watches that went on over a new connection (reconnect) or from a new list (relist).",
+            ["kind", "how"],
+            registry=self.registry,
+        )
+        self.watch_errors = Counter(
+            "operator_app_watch_errors", "Lists and watches that failed.", ["kind"], registry=self.registry
+        )
+        self.missed = Counter(
+            "operator_app_sweep_missed",
+            "Changes that a sweep's list showed and the watch had not.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.queued = Gauge(
+            "operator_app_queue_keys", "Keys that are ready, delayed or in flight.", registry=self.registry
+        )
+
+
+class Health:
+    """Whether the operator lives and is ready. Written by the event loop, read by the serving thread."""
+
+    def __init__(self, mono: Callable[[], float] = time.monotonic) -> None:
+        self._mono = mono
+        self._beat_mono = mono()
+        self.is_ready = False
+
+    def beat(self) -> None:
+        """Say that the event loop has come around."""
+        self._beat_mono = self._mono()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the event loop has come around lately."""
+        return self._mono() - self._beat_mono < LOOP_STUCK_AFTER_S
+
+
+class _QuietHandler(WSGIRequestHandler):
+    """Probes come every few seconds; a log line for each tells nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+        """Say nothing."""
+
+
+@contextmanager
+def serving(port: int, metrics: Metrics, health: Health) -> Generator[int]:
+    """Serve ``/healthz``, ``/readyz`` and ``/metrics`` on all addresses while the context lasts. Yields the port.
+
+    Raises ``OSError`` when the port is taken.
+    """
+    expose = make_wsgi_app(metrics.registry)
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        verdicts = {"/healthz": lambda: health.is_alive, "/readyz": lambda: health.is_alive and health.is_ready}
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            page: Iterable[bytes] = expose(environ, start_response)
+            return page
+        if path not in verdicts:
+            return _plain(start_response, "404 Not Found")
+        return _plain(start_response, "200 OK" if verdicts[path]() else "503 Service Unavailable")
+
+    server = make_server("", port, answer, server_class=WSGIServer, handler_class=_QuietHandler)
+    thread = threading.Thread(target=server.serve_forever, name="http", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _plain(start_response: Callable[..., Any], status: str) -> Iterable[bytes]:
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [status.encode() + b"\n"]
