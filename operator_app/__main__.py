@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-
 import anyio
 import yaml
 from pydantic import ValidationError

@@ -8,11 +8,11 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 
 import anyio
 import anyio.abc
-import httpx2
 import structlog
 
 from operator_app.apply import Applier, Outcome
@@ -46,11 +46,11 @@ log = structlog.get_logger(__name__)
 OURS = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of everything that this operator makes."""
 
-TransportWrapper = Callable[[httpx2.AsyncBaseTransport], httpx2.AsyncBaseTransport]
+Connect = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
-async def run(settings: Settings, *, transport_wrapper: TransportWrapper | None = None) -> None:
-    """Run the operator until SIGTERM or SIGINT. ``transport_wrapper`` is the seam for faults and measurements.
+async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None:
+    """Run the operator until SIGTERM or SIGINT. ``connect`` is the seam for faults and measurements.
 
     Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration, and
     ``OSError`` when the HTTP port is taken.
@@ -61,14 +61,13 @@ async def run(settings: Settings, *, transport_wrapper: TransportWrapper | None 
         metrics.requests.labels(request.verb, request.kind.kind, str(code) if code else "none").inc()
         metrics.request_seconds.labels(request.verb).observe(duration_s)
 
-    async with Cluster.connect(
+    async with connect(
         kubeconfig=settings.kubeconfig,
         context=settings.context,
         user_agent=FIELD_MANAGER,
         request_timeout_s=settings.request_timeout_s,
         max_connections=settings.max_connections,
         observe=observe,
-        transport_wrapper=transport_wrapper,
     ) as cluster:
         with serving(settings.http_port, metrics, health) as port:
             log.info("started", namespace=settings.namespace, http_port=port)
