@@ -84,7 +84,8 @@ dev: $(STAMP) ## Start the local cluster, leave it running and print its KUBECON
 lock: ## Write requirements/*.txt from pyproject.toml; ARGS=--upgrade takes newer versions
 	@tool=$$(mktemp -d); trap 'rm -rf "$$tool"' EXIT; \
 	$(PYTHON) -m venv "$$tool" && "$$tool/bin/pip" install --quiet --disable-pip-version-check uv==$(UV_VERSION); \
-	for lock in runtime:pyproject.toml "dev:pyproject.toml --group dev" build:requirements/build.in; do \
+	for lock in runtime:pyproject.toml "dev:pyproject.toml --group dev" build:requirements/build.in \
+	    go:requirements/go.in; do \
 	  echo "== lock: requirements/$${lock%%:*}.txt"; \
 	  "$$tool/bin/uv" pip compile --quiet $${lock#*:} --universal --generate-hashes --python-version 3.11 \
 	    --custom-compile-command "make lock" $(ARGS) -o "requirements/$${lock%%:*}.txt"; \

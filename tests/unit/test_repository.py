@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-LOCKS: Final = ("runtime", "dev", "build")
+LOCKS: Final = sorted(path.stem for path in (ROOT / "requirements").glob("*.txt"))
 
 # Each pattern is written so that it does not match its own line.
 FORBIDDEN: Final = {
