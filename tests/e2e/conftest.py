@@ -5,18 +5,33 @@ Under pytest-xdist each worker has a control plane of its own, so tests in diffe
 
 import os
 import re
+import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from lightkube.core.exceptions import ConfigError
 
 from operator_app.kinds import NAMESPACE, Key
-from tests.e2e.controlplane import AuditLog, AuditUnavailableError, Cluster, ControlPlane, ExternalCluster
+from tests.e2e.controlplane import (
+    AuditLog,
+    AuditUnavailableError,
+    BuildError,
+    Cluster,
+    ControlPlane,
+    ExternalCluster,
+    StartError,
+    ToolchainError,
+)
 from tests.e2e.kube import Kube, KubeError
+from tests.e2e.node.fixture import standin_node as standin_node  # noqa: PLC0414  # a fixture is found by its import
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
 
 HERE = Path(__file__).parent
+OPERATOR_MANIFESTS = ("namespace.yaml", "service-account.yaml", "rbac.yaml")
 CRDS = sorted((HERE.parents[1] / "manifests" / "crd").glob("*.yaml"))
 
 
@@ -37,7 +52,12 @@ def control_plane(pytestconfig: pytest.Config) -> Iterator[Cluster]:
             print(line, file=sys.stderr, flush=True)
 
     external = os.environ.get("E2E_KUBECONFIG")
-    with ExternalCluster(Path(external), crds=CRDS) if external else ControlPlane(crds=CRDS, report=report) as cluster:
+    cluster = ExternalCluster(Path(external), crds=CRDS) if external else ControlPlane(crds=CRDS, report=report)
+    with ExitStack() as resources:
+        try:
+            resources.enter_context(cluster)
+        except (BuildError, ConfigError, StartError, ToolchainError) as error:
+            pytest.fail(f"no cluster to test on: {error}", pytrace=False)
         yield cluster
 
 
@@ -75,3 +95,34 @@ def namespace(admin: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
     except KubeError as error:
         if error.reason != "NotFound":
             raise
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(control_plane: Cluster, crds: list[Path]) -> Path:  # noqa: ARG001  # the operator needs them
+    """The operator's own identity: its ServiceAccount with the RBAC that is shipped, and nothing more."""
+    base = HERE.parents[1] / "manifests" / "base"
+    for name in OPERATOR_MANIFESTS:
+        command = ["kubectl", f"--kubeconfig={control_plane.kubeconfig}", "apply", "--server-side", "-f", base / name]
+        subprocess.run(command, check=True, capture_output=True)
+    return control_plane.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
+
+
+@pytest.fixture
+def operator(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """An operator that is not running yet; whatever runs at the end of the test is stopped.
+
+    A round that crashed, or a write that changed nothing, fails the test whatever else it saw.
+    """
+    process = OperatorProcess(operator_kubeconfig, tmp_path / "operator.log")
+    yield process
+    avoidable = process.metric("operator_app_writes_total", outcome="unchanged") if process.is_running else 0
+    process.stop()
+    assert avoidable == 0, process.log_text()
+    assert not any(line.get("event") == "round_crashed" for line in process.log()), process.log_text()
+
+
+@pytest.fixture
+def running_operator(operator: OperatorProcess) -> OperatorProcess:
+    """An operator with its stores in sync."""
+    operator.start()
+    return operator

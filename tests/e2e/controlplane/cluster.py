@@ -258,8 +258,10 @@ def _state_directory() -> Iterator[Path]:
     for abandoned in _abandoned_directories():
         shutil.rmtree(abandoned, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=_STATE_PREFIX))
-    with (directory / "lock").open("wb") as lock:
+    with (directory / "lock.new").open("wb") as lock:
+        # It gets its name once it is held, so that nobody can find it free in between.
         fcntl.flock(lock, fcntl.LOCK_EX)
+        (directory / "lock.new").rename(directory / "lock")
         try:
             yield directory
         finally:
