@@ -200,13 +200,13 @@ Host = Annotated[
     ),
 ]
 
-_PATH_CHARACTERS: Final = "[-A-Za-z0-9._~!$&()+,;=:@/]"
+_PATH_CHARACTERS: Final = "[-A-Za-z0-9._~!&()+,;=:@/]"
 Path = Annotated[
     str,
     Field(min_length=1, max_length=1024),
     matches(
         f"/{_PATH_CHARACTERS}*",
-        "must begin with '/' and hold only letters, digits and -._~!$&()+,;=:@/ after it, for example /api/v1; "
+        "must begin with '/' and hold only letters, digits and -._~!&()+,;=:@/ after it, for example /api/v1; "
         "wildcards, percent-encoding, query and fragment can't be matched: end the path before them",
     ),
     Rule(
@@ -216,13 +216,14 @@ Path = Annotated[
         holds=lambda value: "//" not in value and re.search(r"/\.\.?(/|\Z)", value) is None,
     ),
 ]
-"""Characters of a path segment (RFC 3986 section 3.3) without '%', the quote and the star."""
+"""Characters of a path segment (RFC 3986 section 3.3) without percent-encoding, quote, star and dollar."""
 
+_IMAGE_PART: Final = "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
 Image = Annotated[
     str,
     Field(min_length=1, max_length=512),
     matches(
-        "([A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]{1,5})?/)?[a-z0-9]+([-._/]+[a-z0-9]+)*"
+        f"([A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]{{1,5}})?/)?{_IMAGE_PART}(/{_IMAGE_PART})*"
         "(:[A-Za-z0-9_][-A-Za-z0-9._]{0,127})?(@sha256:[0-9a-f]{64})?",
         "must be an image reference without spaces, for example envoyproxy/envoy:v1.40.0",
     ),
@@ -230,7 +231,7 @@ Image = Annotated[
 
 Duration = Annotated[
     str,
-    Field(min_length=2, max_length=7),
+    Field(min_length=1, max_length=7),
     Rule(
         cel="self.matches(r'^[1-9][0-9]{0,4}(ms|s)$') && duration(self) <= duration('60s')",
         message="must be between 1ms and 60s, as a whole number with its unit, for example 250ms or 5s",

@@ -1,0 +1,277 @@
+"""What a real API server does with good and bad EnvoyProxies, before the operator ever sees them.
+
+Everything is a dry run where nothing has to be stored: validation is the same and nothing is left behind.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from operator_app.api import parse_spec
+from operator_app.kinds import ENVOY_PROXY, PROXY_REGISTRATION, Key, Object, key_of
+from tests import api_cases
+from tests.api_cases import BOUNDS, CASES, HOSTILE, NAME_CASE, TEXT_MEMBERS, Case, edited, proxy, with_fragment
+from tests.e2e.controlplane import Cluster
+from tests.e2e.kube import Kube, KubeError, path_of
+
+SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
+
+
+@pytest.fixture
+def create(admin: Kube) -> Callable[[Object], Object]:
+    """Create an object as a strict dry run and return what would be stored."""
+
+    def dry_run(obj: Object) -> Object:
+        kind = {kind.kind: kind for kind in (ENVOY_PROXY, PROXY_REGISTRATION)}[obj["kind"]]
+        path = path_of(kind, Key(obj["metadata"]["namespace"], ""))
+        answer: Object = admin.request(
+            "POST", path, body=obj, params={"dryRun": "All", "fieldValidation": "Strict"}
+        ).json()
+        return answer
+
+    return dry_run
+
+
+@pytest.fixture
+def refusal(create: Callable[[Object], Object]) -> Callable[[Object], str]:
+    """The sentences with which the API server refuses an object, or nothing."""
+
+    def message(obj: Object) -> str:
+        try:
+            create(obj)
+        except KubeError as error:
+            if error.code not in {400, 422}:
+                raise
+            text: str = error.status["message"]
+            return text
+        return ""
+
+    return message
+
+
+@pytest.fixture
+def kubectl(control_plane: Cluster) -> Callable[..., str]:
+    """Run kubectl as the administrator and return what it prints."""
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("kubectl is not on PATH")
+
+    def run(*args: str) -> str:
+        environment = {**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)}
+        return subprocess.run([program, *args], env=environment, check=True, capture_output=True, text=True).stdout
+
+    return run
+
+
+Refusal = Callable[[Object], str]
+
+
+@pytest.mark.parametrize("case", [*CASES, NAME_CASE], ids=str)
+def test_a_rule_refuses_its_case_with_its_advice_and_accepts_the_neighbour(
+    case: Case, namespace: str, refusal: Refusal
+) -> None:
+    """Each rule refuses what breaks it, says what to write instead, and leaves the nearest good value alone."""
+    good = proxy(namespace=namespace)
+    assert refusal(edited(good, case.at, case.accepted)) == ""
+    for value in case.refused:
+        assert case.advice in refusal(edited(good, case.at, value)), value
+
+
+@pytest.mark.parametrize(("at", "inside", "outside"), BOUNDS, ids=[".".join(map(str, at)) for at, _, _ in BOUNDS])
+def test_a_bound_is_exact(
+    at: api_cases.Path, inside: Sequence[Any], outside: Sequence[Any], namespace: str, refusal: Refusal
+) -> None:
+    """Every size and range is accepted up to its bound and refused one beyond."""
+    good = proxy(namespace=namespace)
+    for value in inside:
+        assert refusal(edited(good, at, value)) == "", value
+    for value in outside:
+        assert refusal(edited(good, at, value)) != "", value
+
+
+@pytest.mark.parametrize("at", TEXT_MEMBERS, ids=lambda at: ".".join(map(str, at)))
+def test_no_text_carries_another_languages_structure(at: api_cases.Path, namespace: str, refusal: Refusal) -> None:
+    """No member that reaches a child accepts a line break, quote, brace, format directive or look-alike character."""
+    good = proxy(namespace=namespace)
+    value: Any = good
+    for step in at:
+        value = value[step]
+    for fragment in HOSTILE:
+        for text in with_fragment(value, fragment):
+            assert refusal(edited(good, at, text)) != "", text
+
+
+def test_the_biggest_object_is_affordable(namespace: str, refusal: Refusal) -> None:
+    """An object at every bound at once is judged within the API server's cost budget, and accepted."""
+    big = proxy(namespace=namespace)
+    big["spec"]["listeners"] = [
+        {
+            "name": f"l{listener}",
+            "port": 8000 + listener,
+            "routes": [
+                {
+                    "match": {
+                        "hosts": [f"h{host}.shop-{route}.example.com" for host in range(16)],
+                        "pathPrefix": f"/api/v{route}/" + "a" * 20,
+                    },
+                    "backend": f"backend-{route}",
+                }
+                for route in range(64)
+            ],
+        }
+        for listener in range(16)
+    ]
+    big["spec"]["backends"] = [
+        {
+            "name": f"backend-{backend}",
+            "endpoints": [{"host": f"app-{n}.backend-{backend}.team-a.svc", "port": 8080} for n in range(64)],
+        }
+        for backend in range(64)
+    ]
+    assert refusal(big) == ""
+
+
+@pytest.mark.parametrize(
+    "at", [("spec", "listener"), ("spec", "listeners", 0, "routes", 0, "match", "path"), ("spec", "Paused"), ("typo",)]
+)
+def test_a_misspelt_field_is_named(at: api_cases.Path, namespace: str, refusal: Refusal) -> None:
+    """What would silently have no effect is refused by strict validation, which kubectl asks for by default."""
+    assert f'unknown field "{at[0]}' in refusal(edited(proxy(namespace=namespace), at, "x"))
+
+
+@pytest.mark.parametrize("member", ["listeners", "backends"])
+def test_a_missing_field_is_named(member: str, namespace: str, refusal: Refusal) -> None:
+    """A spec without listeners or backends is refused by the name of what is missing."""
+    bare = proxy(namespace=namespace)
+    del bare["spec"][member]
+    assert f"spec.{member}: Required value" in refusal(bare)
+
+
+def test_null_is_absence(namespace: str, create: Callable[[Object], Object], refusal: Refusal) -> None:
+    """Null is never stored: it means the default, or nothing, and what is required may not be null."""
+    good = proxy(namespace=namespace)
+    assert create(edited(good, ("spec", "replicas"), None))["spec"]["replicas"] == 1
+    assert "image" not in create(edited(good, ("spec", "image"), None))["spec"]
+    assert "match" not in create(edited(good, api_cases.MATCH, None))["spec"]["listeners"][0]["routes"][0]
+    assert "Required value" in refusal(edited(good, (*api_cases.LISTENER, "port"), None))
+
+
+def test_defaults_are_the_models(namespace: str, create: Callable[[Object], Object]) -> None:
+    """The API server fills in exactly what the models assume, and a fresh object looks in progress to kstatus."""
+    smallest = yaml.safe_load((SAMPLES / "minimal.yaml").read_text(encoding="utf-8"))
+    stored = create(edited(smallest, ("metadata", "namespace"), namespace))
+    assert stored["spec"] == {
+        "replicas": 1,
+        "paused": False,
+        "service": {"type": "ClusterIP"},
+        "listeners": [{"name": "http", "port": 80, "protocol": "HTTP", "routes": [{"backend": "app"}]}],
+        "backends": [
+            {
+                "name": "app",
+                "connectTimeout": "5s",
+                "endpoints": [{"host": "app.team-a.svc", "port": 8080, "weight": 1}],
+            }
+        ],
+    }
+    assert stored["status"] == {"observedGeneration": -1}
+    assert parse_spec(stored) == parse_spec(smallest)
+
+
+@pytest.mark.parametrize("file", sorted(SAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_sample_is_accepted(file: Path, namespace: str, create: Callable[[Object], Object]) -> None:
+    """What the README tells users to apply is accepted."""
+    for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+        if document["kind"] == ENVOY_PROXY.kind:
+            stored = create(edited(document, ("metadata", "namespace"), namespace))
+            assert parse_spec(stored) == parse_spec(document)
+
+
+def test_scale(namespace: str, admin: Kube) -> None:
+    """The scale subresource reads and writes replicas, and answers with the status that the operator wrote."""
+    admin.create(ENVOY_PROXY, proxy(namespace=namespace))
+    key = Key(namespace, "checkout")
+    status = {"observedGeneration": 1, "replicas": 2, "selector": "app.kubernetes.io/instance=checkout"}
+    admin.patch(ENVOY_PROXY, key, {"status": status}, subresource="status")
+    admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 5}}, subresource="scale")
+    scale = admin.request("GET", path_of(ENVOY_PROXY, key, "scale")).json()
+    assert (scale["spec"], scale["status"]) == (
+        {"replicas": 5},
+        {"replicas": 2, "selector": "app.kubernetes.io/instance=checkout"},
+    )
+    assert admin.get(ENVOY_PROXY, key)["spec"]["replicas"] == 5
+
+
+def test_scale_is_bounded_too(namespace: str, admin: Kube) -> None:
+    """What the spec refuses, the scale subresource refuses."""
+    admin.create(ENVOY_PROXY, proxy(namespace=namespace))
+    with pytest.raises(KubeError, match="less than or equal to 100"):
+        admin.patch(ENVOY_PROXY, Key(namespace, "checkout"), {"spec": {"replicas": 101}}, subresource="scale")
+
+
+def test_kubectl_shows_what_users_look_for(namespace: str, admin: Kube, kubectl: Callable[..., str]) -> None:
+    """`kubectl get eproxy` shows the conditions, ready proxies and address, and -o wide the reason."""
+    admin.create(ENVOY_PROXY, proxy(namespace=namespace))
+    at = {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z", "message": ""}
+    conditions = [
+        {"type": "Ready", "status": "False", "reason": "TooFewReady", **at},
+        {"type": "Available", "status": "Unknown", "reason": "x", **at},
+    ]
+    status = {"observedGeneration": 1, "conditions": conditions, "readyReplicas": 1, "address": "10.96.0.9"}
+    admin.patch(ENVOY_PROXY, Key(namespace, "checkout"), {"status": status}, subresource="status")
+    header, row = kubectl("get", "eproxy", "--namespace", namespace, "--output", "wide").splitlines()
+    assert header.split() == ["NAME", "READY", "AVAILABLE", "REPLICAS", "ADDRESS", "AGE", "REASON"]
+    assert row.split()[:5] == ["checkout", "False", "Unknown", "1", "10.96.0.9"]
+    assert row.split()[-1] == "TooFewReady"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("envoyproxy", "An Envoy of a tenant's own."),
+        ("envoyproxy.spec.listeners", "Ports on which the proxy takes traffic"),
+        ("envoyproxy.spec.backends.endpoints.host", "DNS name in lower case"),
+        ("eproxyreg.spec.proxy.uid", "Never changes."),
+    ],
+)
+def test_kubectl_explains(path: str, text: str, kubectl: Callable[..., str]) -> None:
+    """`kubectl explain` shows the models' own texts."""
+    assert text in " ".join(kubectl("explain", path).split())
+
+
+def registration(namespace: str) -> Object:
+    """A record as the operator writes it."""
+    return {
+        "apiVersion": PROXY_REGISTRATION.api_version,
+        "kind": PROXY_REGISTRATION.kind,
+        "metadata": {"name": "proxy-0b1c", "namespace": namespace},
+        "spec": {
+            "proxy": {"namespace": "team-a", "name": "checkout", "uid": "0b1c"},
+            "generation": 3,
+            "address": "10.96.0.9",
+            "ports": [{"name": "http", "port": 80, "protocol": "HTTP"}],
+        },
+    }
+
+
+def test_a_record_keeps_its_owner_and_its_newest_generation(namespace: str, admin: Kube) -> None:
+    """The API server itself holds a record's fence: the UID never changes and the generation never goes back."""
+    record = registration(namespace)
+    admin.create(PROXY_REGISTRATION, record)
+    admin.patch(PROXY_REGISTRATION, key_of(record), {"spec": {"generation": 4}})
+    with pytest.raises(KubeError, match="must not replace a newer one"):
+        admin.patch(PROXY_REGISTRATION, key_of(record), {"spec": {"generation": 3}})
+    with pytest.raises(KubeError, match="keeps its owner"):
+        admin.patch(PROXY_REGISTRATION, key_of(record), {"spec": {"proxy": {"uid": "0b1d"}}})
+
+
+def test_a_record_is_named_by_its_proxy(namespace: str, refusal: Refusal) -> None:
+    """One proxy can't have two records, because a record's name is made from the proxy's UID."""
+    assert refusal(registration(namespace)) == ""
+    second = edited(registration(namespace), ("metadata", "name"), "proxy-0b1d")
+    assert "one proxy has one record" in refusal(second)
