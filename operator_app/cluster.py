@@ -218,7 +218,7 @@ class Cluster:
         Creates an absent object (never through a subresource: that is ``NotFoundError``). Without ``force`` another
         manager's field is a ``ConflictError`` whose ``causes`` name field and manager. ``metadata.uid`` and
         ``metadata.resourceVersion`` in ``obj`` are preconditions; see the contract tests for what exactly they hold.
-        Unknown and duplicate fields are refused (``InvalidError``).
+        A field that the schema does not know is refused, but with a 500, so as a ``TransientError``.
         https://kubernetes.io/docs/reference/using-api/server-side-apply/
         """
         key = key_of(obj)

@@ -52,7 +52,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """Everything up to ``resource_version`` was delivered. ``doubtful``: what follows it was undecodable once."""
+    """Everything up to ``resource_version`` was delivered. ``doubtful``: a stream from here has led nowhere once."""
 
     resource_version: str
     failures: int = 0
@@ -74,10 +74,11 @@ class Complete:
 class Ended:
     """A stream is over after ``lasted_s``; ``reached`` is the last resourceVersion that it delivered, or began from.
 
-    ``error`` is None when the server ended it in good order.
+    ``heard`` tells whether any event or bookmark came. ``error`` is None when the server ended it in good order.
     """
 
     reached: str
+    heard: bool
     lasted_s: float
     error: OperatorError | None = None
 
@@ -96,29 +97,28 @@ def after(state: State, outcome: Outcome, times: WatchTimes) -> State:
     """The state that follows from how a list or a stream went.
 
     A stream resumes from where it got to, except where only a list helps: after 410 in any form; after a terminal error
-    (the kind may have gone and come back with other objects); and when what follows stays undecodable.
+    (the kind may have gone and come back with other objects); and when it leads nowhere twice from the same place,
+    because the next line is undecodable or because nothing comes. The latter is a half-open connection, or a server
+    whose etcd was restored from a backup: it accepts a resourceVersion of the future and stays silent.
 
     A stream that lasted forgets the failures before it, and one that delivered something does too; but a stream that
     ended early is a failure even without an error, else an empty answer would be asked for at full speed. A complete
     list forgets nothing, so that list, 410, list, 410 slows down.
     """
-    match outcome:
-        case Complete(version):
+    match state, outcome:
+        case _, Complete(version):
             return Watching(version, failures=state.failures)
-        case Failed():
-            return Listing(failures=state.failures + 1)
-        case Ended(reached, lasted_s, error):
-            advanced = not isinstance(state, Watching) or reached != state.resource_version
+        case Watching(), Ended(reached, heard, lasted_s, error):
             lasted = lasted_s >= times.healthy_after_s
-            failures = 0 if lasted and error is None else 1 if lasted or advanced else state.failures + 1
-            match error:
-                case GoneError() | TerminalError():
-                    return Listing(failures)
-                case UndecodableError():
-                    doubtful_before = isinstance(state, Watching) and state.doubtful and not advanced
-                    return Listing(failures) if doubtful_before else Watching(reached, failures, doubtful=True)
-                case _:
-                    return Watching(reached, failures)
+            failures = 0 if lasted and error is None else 1 if lasted or heard else state.failures + 1
+            nowhere = reached == state.resource_version and (
+                isinstance(error, UndecodableError) or (not heard and lasted_s >= times.idle_timeout_s)
+            )
+            if isinstance(error, GoneError | TerminalError) or (nowhere and state.doubtful):
+                return Listing(failures)
+            return Watching(reached, failures, doubtful=nowhere)
+        case _:
+            return Listing(failures=state.failures + 1)
 
 
 Happening = Literal["relist", "reconnect"]
@@ -199,6 +199,8 @@ async def _watch(
 ) -> Ended:
     """Deliver one stream's changes; bookmarks only move the place to resume from."""
     begun_mono = anyio.current_time()
+    heard = False
+    problem: OperatorError | None = None
     try:
         async with stream as events:
             async for event in events:
@@ -209,10 +211,10 @@ async def _watch(
                         sink(Deleted(kind, event.object))
                     case "BOOKMARK":
                         pass
-                version = event.resource_version
+                version, heard = event.resource_version, True
     except OperatorError as error:
-        return Ended(version, anyio.current_time() - begun_mono, error)
-    return Ended(version, anyio.current_time() - begun_mono)
+        problem = error
+    return Ended(version, heard, anyio.current_time() - begun_mono, problem)
 
 
 def _wish_s(error: OperatorError | None) -> float:
