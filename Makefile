@@ -48,7 +48,7 @@ $(STAMP):
 .PHONY: check
 check: $(STAMP) ## Format, lint, types and import contracts; runs all four, then tells which failed
 	@failed=; \
-	try() { echo "== check: $$*"; "$(BIN)/$$@" || failed="$$failed $$1"; }; \
+	try() { echo "== check: $$*"; said=$$("$(BIN)/$$@" 2>&1) || { echo "$$said"; failed="$$failed $$1"; }; }; \
 	try ruff format --check --quiet; \
 	try ruff check --quiet; \
 	try mypy --no-error-summary; \
