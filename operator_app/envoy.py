@@ -25,10 +25,10 @@ compared without query, after percent-decoding of unreserved characters and remo
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from hashlib import sha256
 from ipaddress import ip_address
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from operator_app.api import (
     ADMIN_PORT,
@@ -60,6 +60,9 @@ TERMINATION_GRACE_S: Final = DRAIN_S + 10
 
 MAX_BYTES: Final = 1_000_000
 """Upper bound of the rendered text. The API server takes ConfigMaps up to 1 MiB, keys included (``MaxSecretSize``)."""
+
+READABLE_BYTES: Final = 100_000
+"""Up to this size the text is then indented, which triples it and takes Python's encoder several times as long."""
 
 MAX_DOWNSTREAM_CONNECTIONS: Final = 10_000
 """Client connections of one proxy, over all its listeners; more are closed at once. Bounds memory and descriptors."""
@@ -101,11 +104,14 @@ def bootstrap(spec: EnvoyProxySpec) -> _Config:
 
 
 def render(config: _Config) -> str:
-    """``config`` as the text of ``CONFIG_FILE``: sorted, indented, ASCII.
+    """``config`` as the text of ``CONFIG_FILE``: sorted, ASCII, indented if people can be expected to read it.
 
-    Raises ``TerminalError`` if it does not fit into a ConfigMap, which takes hundreds of routes with different hosts.
+    Raises ``TerminalError`` if it does not fit into a ConfigMap, which takes thousands of hosts or long paths: every
+    list of the API may be full.
     """
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(config, separators=(",", ":"), sort_keys=True) + "\n"
+    if len(text) <= READABLE_BYTES:
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     if len(text) > MAX_BYTES:
         raise TerminalError(
             "ConfigurationTooLarge",
@@ -301,42 +307,34 @@ def _virtual_hosts(routes: tuple[Route, ...]) -> list[_Config]:
     Envoy takes the virtual host with the most specific domain and never looks into another one, so each holds the
     routes of every wildcard around it. Sharing keeps the configuration from growing with hosts times routes.
     """
-    domains = sorted({host for route in routes for host in _hosts(route)})
-    sharing: dict[tuple[Route, ...], list[str]] = {}
-    for domain in domains:
-        sharing.setdefault(_ordered(routes, domain), []).append(domain)
+    by_path = sorted(routes, key=_path_rank)
+    by_host: dict[str, list[int]] = {}
+    for position, route in enumerate(by_path):
+        for host in _hosts(route):
+            by_host.setdefault(host, []).append(position)
+    sharing: dict[tuple[int, ...], list[str]] = {}
+    for domain in sorted(by_host):
+        served = dict.fromkeys(position for host in _around(domain) for position in by_host.get(host, ()))
+        sharing.setdefault(tuple(served), []).append(domain)
     return [
-        {"name": domains[0], "domains": domains, "routes": [_route(route) for route in served]}
+        {"name": domains[0], "domains": domains, "routes": [_route(by_path[position]) for position in served]}
         for served, domains in sharing.items()
     ]
 
 
-class _Rank(NamedTuple):
-    """A route's place among those of one domain; the smallest answers first. Ties keep the order of declaration."""
-
-    host: int
-    prefix: bool
-    path: int
-
-
-def _ordered(routes: Iterable[Route], domain: str) -> tuple[Route, ...]:
-    ranks = [(rank, route) for route in routes if (rank := _rank(route, domain)) is not None]
-    return tuple(route for _, route in sorted(ranks, key=lambda ranked: ranked[0]))
+def _around(domain: str) -> Iterator[str]:
+    """``domain``, itself perhaps a wildcard, and every wildcard that takes all its requests, the narrowest first."""
+    yield domain
+    for position, character in enumerate(domain):
+        if character == "." and domain[:position] != "*":
+            yield "*" + domain[position:]
+    yield "*"
 
 
-def _rank(route: Route, domain: str) -> _Rank | None:
-    """``None`` if ``route`` does not serve ``domain``."""
-    lengths = [len(host.removeprefix("*")) for host in _hosts(route) if _covers(host, domain)]
-    if not lengths:
-        return None
+def _path_rank(route: Route) -> tuple[bool, int]:
+    """Sorts routes of one host: the exact path first, then the longest prefix; ties keep the order of declaration."""
     exact, prefix = _path(route)
-    return _Rank(-max(lengths), exact is None, -len(prefix))
-
-
-def _covers(host: str, domain: str) -> bool:
-    """Whether every request for ``domain``, itself perhaps a wildcard, is one for ``host``."""
-    suffix = host.removeprefix("*")
-    return host == domain or (host != suffix and domain.endswith(suffix) and domain != suffix)
+    return exact is None, -len(prefix)
 
 
 def _hosts(route: Route) -> tuple[str, ...]:
