@@ -163,6 +163,15 @@ class TestDelays:
         assert drained(queue, 1) == [key("x")]
         assert queue.take(31) is None
 
+    def test_a_moment_in_the_past_is_now(self) -> None:
+        """A wish can't claim to have waited before it was made."""
+        queue = queue_of()
+        queue.add(key("x"), "a", USER, now=7)
+        queue.add_at(key("y"), "a", USER, at=1, now=8)
+        assert queue.ready_at(8) == 8
+        assert queue.oldest_age_s("a", now=8) == 1
+        assert drained(queue, 8) == [key("x"), key("y")]
+
     def test_a_round_may_ask_to_come_back(self) -> None:
         """``again_after_s`` runs the key again then, ranked with repairs even if the round was a user's edit."""
         queue = queue_of()
@@ -378,6 +387,18 @@ class TestFairness:
                 queue.add(key(name, lane), lane, REPAIR, now=0)
         assert [taken.namespace for taken in drained(queue, 0)] == ["a", "b", "a", "b"]
 
+    def test_a_lane_back_from_its_limit_has_a_whole_turn(self) -> None:
+        """A turn that was cut short by the in-flight limit is neither finished nor deducted later."""
+        queue = WorkQueue(LIMITS, rand=lambda: 0.5, weight={"a": 3, "b": 1}.__getitem__)
+        for number in range(8):
+            queue.add(key(str(number)), "a", REPAIR, now=0)
+            queue.add(key(str(number), "b"), "b", REPAIR, now=0)
+        for taken in [queue.take(0), queue.take(0)]:
+            assert taken is not None
+            assert taken.namespace == "a"
+            queue.done(taken, now=0)
+        assert "".join(taken.namespace for taken in drained(queue, 0)) == "baaabaaabbbbbb"
+
     def test_no_credit_for_idleness(self) -> None:
         """A lane that slept while another worked gets single turns afterwards, not the turns that it missed."""
         queue = queue_of()
@@ -487,7 +508,7 @@ class TestMemory:
         for number in range(1000):
             queue.add_at(key(f"late-{number}"), "a", REPAIR, at=1000, now=0)
             queue.add_at(key(f"soon-{number}"), "a", REPAIR, at=1, now=0)
-        queue.add_at(key("last"), "a", REPAIR, at=2000, now=0)
+        queue.add_at(key("last"), "a", REPAIR, at=500, now=0)
         for number in range(1000):
             queue.add(key(f"late-{number}"), "a", USER, now=0)
         assert len(drained(queue, 1)) == 2000
