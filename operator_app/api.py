@@ -51,9 +51,9 @@ class Rule:
     """One sentence of the API's grammar, in the two languages that judge it.
 
     ``cel`` is what the API server evaluates (``x-kubernetes-validations``), ``holds`` the same judgement for the
-    models. ``holds`` is None where the API server alone judges: a rule about the object's history or name, or one whose
-    breach the child's own validation refuses as well. ``field`` is the member that an error of a model's rule is
-    reported at (``fieldPath``), as ``.listeners``.
+    models. ``holds`` is None where the API server alone judges: the object's name or history, what the child's own
+    validation refuses as well, and what is unwise but harmless to render. ``field`` is the member that an error of a
+    model's rule is reported at (``fieldPath``), as ``.listeners``.
     """
 
     cel: str
@@ -252,20 +252,19 @@ def _quantity_text(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+# Two digits of exponent are more than any amount needs, and keep a hostile "1e999999999" from everybody's arithmetic.
+_QUANTITY: Final = "[+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?"
 Quantity = Annotated[
     str,
     BeforeValidator(_quantity_text),
     Field(min_length=1, max_length=32, json_schema_extra={"x-kubernetes-int-or-string": True}),
     Rule(
-        cel="isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('0'))",
+        cel=f"string(self).matches(r'^({_QUANTITY})$')",
         message="must be a quantity that is not negative, for example 250m or 2 for cpu, 256Mi for memory",
-        holds=lambda value: (
-            re.fullmatch(r"[+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?", value)
-            is not None
-        ),
+        holds=lambda value: re.fullmatch(_QUANTITY, value) is not None,
     ),
 ]
-"""As in the core API, without a sign: nobody can ask for less than nothing."""
+"""``resource.Quantity`` of the core API without a minus sign: nobody can ask for less than nothing."""
 
 
 def _differ(values: Iterable[object]) -> bool:

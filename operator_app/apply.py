@@ -44,6 +44,10 @@ before anything else and ignores it where there is none (``tests/e2e/test_cluste
 """
 
 
+NAME_CONFLICT: Final = "NameConflict"
+"""The reason of a problem with an object that is somebody else's."""
+
+
 class Standing(StrEnum):
     """Whose object it is."""
 
@@ -153,7 +157,7 @@ def plan(kind: Kind, desired: Object, live: Object | None, claim: Claim) -> Plan
     match claim.standing(live):
         case Standing.FOREIGN:
             message = f"{kind} {key} exists and belongs to somebody else; rename or delete it to go on"
-            return Plan(kind, desired, live, Action.LEAVE, problem=Problem("NameConflict", message, is_terminal=True))
+            return Plan(kind, desired, live, Action.LEAVE, problem=Problem(NAME_CONFLICT, message, is_terminal=True))
         case Standing.PREVIOUS_LIFE:
             message = f"{kind} {key} of a deleted EnvoyProxy with this name is still being collected"
             return Plan(kind, desired, live, Action.WAIT, problem=Problem("PreviousLife", message))
@@ -179,24 +183,35 @@ class Applier:
         # admission webhook insists. One small entry for each misbehaving object, until it settles.
         self._futile: dict[str, tuple[Difference, ...]] = {}
 
-    async def look(self, kind: Kind, desired: Object, claim: Claim) -> Plan:
-        """Steps 1 and 2 for one object. Writes nothing; reads live only what the store does not know."""
-        key = key_of(desired)
-        live = self._store.get(kind, key)
-        if live is None:
-            live = await self._cluster.get(kind, key)
+    async def look(self, kind: Kind, desired: Object, claim: Claim, *, ask_server: bool = True) -> Plan:
+        """Steps 1 and 2 for one object. Writes nothing, and reads live only what the store does not know.
+
+        Without ``ask_server`` there is no read at all. That is for names that no stranger can want: the atomic create
+        is protection enough.
+        """
+        live = self._store.get(kind, key_of(desired))
+        if live is None and ask_server:
+            live = await self._cluster.get(kind, key_of(desired))
         return plan(kind, desired, live, claim)
 
-    async def ensure(self, kind: Kind, desired: Object, claim: Claim) -> Result:
-        """All three steps for one object.
-
-        Raises ``ConflictError`` when the object changed hands between look and write (nothing was changed: look
-        again), and the cluster's other errors as they come.
-        """
-        return await self.carry_out(await self.look(kind, desired, claim), claim)
-
     async def carry_out(self, plan: Plan, claim: Claim) -> Result:
-        """Step 3: at most one write. Errors as in :meth:`ensure`."""
+        """Step 3: at most one successful write.
+
+        A conflict means that the store was behind: the object is read and planned again, once. Raises
+        ``ConflictError`` when somebody is faster a second time, and the cluster's other errors as they come.
+        """
+        try:
+            return await self._act(plan, claim)
+        except ConflictError:
+            return await self._act(await self._look_afresh(plan, claim), claim)
+
+    async def _look_afresh(self, outdated: Plan, claim: Claim) -> Plan:
+        live = await self._cluster.get(outdated.kind, outdated.key)
+        if live is not None:
+            self._store.learn(outdated.kind, live)
+        return plan(outdated.kind, outdated.desired, live, claim)
+
+    async def _act(self, plan: Plan, claim: Claim) -> Result:
         try:
             match plan:
                 case Plan(action=Action.CREATE):

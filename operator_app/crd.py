@@ -6,6 +6,7 @@ server needs beside it: names, printer columns, subresources. What a user may wr
 ``python -m operator_app crd`` prints what :func:`crds` returns; ``manifests/crd`` holds it file by file.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import yaml
@@ -58,7 +59,7 @@ def crds() -> tuple[Object, ...]:
     )
 
 
-def to_yaml(objects: tuple[Object, ...]) -> str:
+def to_yaml(objects: Iterable[Object]) -> str:
     """``objects`` as one YAML stream, byte for byte the same for equal input."""
     return yaml.safe_dump_all(objects, explicit_start=True, sort_keys=False, width=110, allow_unicode=True)
 

@@ -4,7 +4,7 @@ The API server provides what a registry needs: a record's name is derived from t
 uniqueness of records, and an apply that carries a resourceVersion is a compare-and-set.
 """
 
-from operator_app.apply import Action, Applier, Claim, Outcome, Problem, Standing
+from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Outcome, Problem, Standing
 from operator_app.cluster import Cluster
 from operator_app.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Object
 from operator_app.registration import Record, Registration
@@ -23,13 +23,11 @@ class InClusterRegistry:
     async def register(self, record: Record) -> Registration:
         """See :class:`operator_app.registration.Registry`."""
         claim = _claim(record)
-        plan = await self._applier.look(PROXY_REGISTRATION, self._desired(record), claim)
-        if plan.action is Action.LEAVE:
-            problem = Problem(
-                "RecordConflict", f"the record {plan.key} is not this proxy's to change", is_terminal=True
-            )
-            return Registration(Outcome.SKIPPED, problem)
+        plan = await self._applier.look(PROXY_REGISTRATION, self._desired(record), claim, ask_server=False)
         result = await self._applier.carry_out(plan, claim)
+        if result.problem is not None and result.problem.reason == NAME_CONFLICT:
+            message = f"the record {result.key} is not this proxy's to change"
+            return Registration(Outcome.SKIPPED, Problem("RecordConflict", message, is_terminal=True))
         return Registration(result.outcome, result.problem)
 
     async def observe(self, record: Record) -> bool:

@@ -5,7 +5,6 @@ Under pytest-xdist each worker has a control plane of its own, so tests in diffe
 
 import os
 import re
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from tests.e2e.controlplane import (
     StartError,
     ToolchainError,
 )
-from tests.e2e.kube import Kube, KubeError
+from tests.e2e.kube import Kube, KubeError, apply_manifest
 from tests.e2e.node.fixture import standin_node as standin_node  # noqa: PLC0414  # a fixture is found by its import
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
 
@@ -98,12 +97,11 @@ def namespace(admin: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def operator_kubeconfig(control_plane: Cluster, crds: list[Path]) -> Path:  # noqa: ARG001  # the operator needs them
+def operator_kubeconfig(control_plane: Cluster, admin: Kube) -> Path:
     """The operator's own identity: its ServiceAccount with the RBAC that is shipped, and nothing more."""
     base = HERE.parents[1] / "manifests" / "base"
     for name in OPERATOR_MANIFESTS:
-        command = ["kubectl", f"--kubeconfig={control_plane.kubeconfig}", "apply", "--server-side", "-f", base / name]
-        subprocess.run(command, check=True, capture_output=True)
+        apply_manifest(admin, base / name)
     return control_plane.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 
 

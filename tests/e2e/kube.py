@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
 import httpx2
+import yaml
 from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 
-from operator_app.kinds import Key, Kind, Object, key_of
+from operator_app.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
 
 POD: Final = Kind("", "v1", "Pod", "pods")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
@@ -201,3 +202,17 @@ def path_of(kind: Kind, key: Key, subresource: str = "") -> str:
     namespace = f"/namespaces/{key.namespace}" if kind.namespaced and key.namespace else ""
     name = f"/{key.name}" if key.name else ""
     return f"{root}{namespace}/{kind.plural}{name}{f'/{subresource}' if subresource else ''}"
+
+
+def kind_of(obj: Object) -> Kind:
+    """The kind of a manifest, for kinds with a regular plural and our own."""
+    if obj["kind"] == ENVOY_PROXY.kind:
+        return ENVOY_PROXY
+    group, _, version = obj["apiVersion"].rpartition("/")
+    return Kind(group, version, obj["kind"], obj["kind"].lower() + "s", namespaced="namespace" in obj["metadata"])
+
+
+def apply_manifest(kube: Kube, file: Path) -> list[Object]:
+    """Apply every object of a YAML file, in its order, and return what is stored."""
+    manifests = [each for each in yaml.safe_load_all(file.read_text(encoding="utf-8")) if each is not None]
+    return [kube.apply(kind_of(each), each, force=True) for each in manifests]

@@ -2,7 +2,7 @@
 
 import json
 import os
-import subprocess
+import struct
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +14,70 @@ import pytest
 from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Object
 from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import NODE, POD, SERVICE_ACCOUNT, Kube, KubeError, wait_until
-from tests.e2e.node import StandInNode
+from tests.e2e.node import StandInNode, names
+from tests.e2e.node.container import is_envoy
 
 IMAGE = "envoyproxy/envoy:v1.40.0"
 PORT = 8080
 START_S = 20.0
 TYPE = "type.googleapis.com/envoy.extensions"
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("envoyproxy/envoy:v1.40.0", True),
+        ("registry.example:5000/mirror/envoy:distroless-v1.36.2", True),
+        ("envoy@sha256:0000", True),
+        ("envoyproxy/gateway:v1", False),
+        ("library/nginx:envoy", False),
+    ],
+)
+def test_envoy_images_are_told_by_their_last_path_component(image: str, *, expected: bool) -> None:
+    """Registry, repository, tag and digest do not make an image an Envoy; its own name does."""
+    assert is_envoy(image) is expected
+
+
+def question(name: str, record_type: int = 1) -> bytes:
+    """A DNS query for one name."""
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    return b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00" + labels + b"\x00" + struct.pack("!HH", record_type, 1)
+
+
+def endpoint_slice(*endpoints: tuple[str, bool]) -> Object:
+    """The EndpointSlice of Service ``app`` in ``team-a``."""
+    return {
+        "metadata": {"namespace": "team-a", "labels": {"kubernetes.io/service-name": "app"}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": ready}} for address, ready in endpoints],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "record_type", "code", "addresses"),
+    [
+        ("app.team-a.svc.cluster.local", 1, 0, [b"\x0a\x00\x00\x02"]),
+        ("APP.team-a.svc.cluster.local", 1, 0, [b"\x0a\x00\x00\x02"]),
+        ("app.team-a.svc.cluster.local", 28, 0, []),
+        ("app.team-b.svc.cluster.local", 1, 3, []),
+        ("app.team-a.svc", 1, 3, []),
+    ],
+)
+def test_names_are_answered_as_by_a_cluster(name: str, record_type: int, code: int, addresses: list[bytes]) -> None:
+    """A Service's full name has its ready addresses and no IPv6 ones; any other name does not exist."""
+    slices = [endpoint_slice(("10.0.0.2", True), ("10.0.0.3", False))]
+    response = names.answer(question(name, record_type), lambda asked: names.service_addresses(asked, slices))
+    assert response[:2] == b"\x12\x34"
+    assert response[3] & 0x0F == code
+    assert int.from_bytes(response[6:8]) == len(addresses)
+    assert all(response.endswith(address) for address in addresses)
+
+
+@pytest.mark.parametrize("length", range(len(question("app.team-a.svc.cluster.local"))))
+def test_a_query_that_is_cut_off_is_refused(length: int) -> None:
+    """No beginning of a query is taken for a query."""
+    with pytest.raises(ValueError, match=r".+"):
+        names.answer(question("app.team-a.svc.cluster.local")[:length], lambda _name: [])
 
 
 @pytest.fixture
@@ -495,23 +553,28 @@ def test_killed_node_leaves_no_envoy_and_the_next_one_cleans_up(
     with StandInNode(control_plane.kubeconfig, own_name) as doomed:
         start_pod(admin, namespace, "hello", pod_spec("hello") | {"nodeName": own_name})
         pod = ready_pod(admin, namespace, "hello")
+        left = {entry for entry in network_namespaces() if entry[1] == network_namespace_of(pod)}
         os.kill(doomed.pid, 9)
         wait_until(lambda: not is_running(pid_of(pod)), what="the Envoy's end")
     assert node.runs_envoy, "the session's node lives on"
-    third = pod["status"]["podIP"].split(".")[2]
-    assert f"oasn{third}-" in netns()
     with StandInNode(control_plane.kubeconfig, own_name):
         again = admin.wait_until(
             POD, Key(namespace, "hello"), lambda live: is_ready(live) and pid_of(live) != pid_of(pod), timeout_s=START_S
         )
         assert get(again).text == "hello"
-    assert f"oasn{third}-" not in netns()
+    assert left
+    assert not left & network_namespaces()
     assert admin.find(NODE, Key("", own_name)) is None
 
 
-def netns() -> str:
-    """All named network namespaces."""
-    return subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+def network_namespace_of(pod: Object) -> int:
+    """The inode of the network namespace that the Pod's process is in."""
+    return Path(f"/proc/{pid_of(pod)}/ns/net").stat().st_ino
+
+
+def network_namespaces() -> set[tuple[str, int]]:
+    """Name and inode of all named network namespaces."""
+    return {(file.name, file.stat().st_ino) for file in Path("/run/netns").iterdir()}
 
 
 def test_without_namespaces_envoy_validates(

@@ -115,6 +115,9 @@ async def start(
     """Start the container's Envoy. Raises UnsupportedError; a mount that fails shows as an exit with its message."""
     security = _security(container, pod)
     uid, gid = _user(security)
+    if uid == 0 and security.get("runAsNonRoot"):
+        raise UnsupportedError("container has runAsNonRoot and would run as root")
+    privileges = ["--no-new-privs"] if security.get("allowPrivilegeEscalation") is False else []
     access = "ro" if security.get("readOnlyRootFilesystem") else "rw"
     words = envoy_arguments(container, env)
     place.root.mkdir(parents=True, exist_ok=True)
@@ -129,7 +132,7 @@ async def start(
         *("unshare", "--mount", "--propagation", "private"),
         *("sh", "-euc", _ENTER_ROOT, "container", str(place.root), str(place.etc), str(ENVOY), access, *triples, "--"),
         # Changing the user clears the parent-death signal, so it is asked for again.
-        *("setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups"),
+        *("setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups", *privileges),
         *("--pdeathsig", "KILL", _IN_ROOT, *words),
     ]
     with _open_log(log_file) as log:

@@ -87,6 +87,6 @@ async def serve(host: str, lookup: Lookup) -> None:
         async for packet, (peer_host, peer_port) in udp:
             try:
                 response = answer(packet, lookup)
-            except (ValueError, IndexError):
+            except ValueError:
                 continue
             await udp.sendto(response, peer_host, peer_port)

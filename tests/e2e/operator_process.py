@@ -1,0 +1,124 @@
+"""The operator as its own process and under its own ServiceAccount, the way a cluster runs it.
+
+Tests start it, stop it with a signal, kill it, and read its log and its metrics. What it does to objects, tests see
+from the API server and never from here.
+"""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from operator_app.kinds import Object
+
+SERVICE_ACCOUNT: Final = "operator-app"
+OPERATOR_NAMESPACE: Final = "edge-system"
+START_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 30.0
+
+QUICK: Final = ("--backoff-base-s=0.1", "--backoff-cap-s=2", "--status-settle-s=1")
+"""Waits short enough for tests; what they wait for is the same."""
+
+
+class OperatorProcess:
+    """One operator process after another, never two at a time. Kill or stop it before leaving it alone."""
+
+    def __init__(self, kubeconfig: Path, log: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_from = 0
+
+    def start(self, *flags: str, module: Sequence[str] = ("operator_app", "run"), wait: bool = True) -> None:
+        """Start it and wait until its stores are in sync. ``module`` may name another way to run the same operator.
+
+        Raises ``AssertionError`` with the log when it does not come up.
+        """
+        assert not self.is_running, "an operator is running already"
+        self._log_from = self._log.stat().st_size if self._log.exists() else 0
+        command = [sys.executable, "-m", *module, f"--kubeconfig={self._kubeconfig}", "--http-port=0", *QUICK, *flags]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        if wait:
+            self.wait_for("synced")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it the way a kubelet does and wait. Raises ``AssertionError`` when it does not end well."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(STOP_TIMEOUT_S)
+        assert code == 0, f"the operator ended with {code}:\n{self.log_text()}"
+
+    def kill(self) -> None:
+        """``kill -9`` and wait."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def wait_dead(self, timeout_s: float = START_TIMEOUT_S) -> int:
+        """Wait until it has ended by itself and return the exit code, negative for a signal."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def wait_for(self, event: str, timeout_s: float = START_TIMEOUT_S) -> Object:
+        """Wait for a log line of this run with that event and return it."""
+        deadline_mono = time.monotonic() + timeout_s
+        while True:
+            found = next((line for line in self.log() if line.get("event") == event), None)
+            if found is not None:
+                return found
+            assert self.is_running, f"the operator ended before {event!r}:\n{self.log_text()}"
+            assert time.monotonic() < deadline_mono, f"no {event!r} in {timeout_s} s:\n{self.log_text()}"
+            time.sleep(0.02)
+
+    def log(self) -> list[Object]:
+        """The log lines of the latest run."""
+        lines = []
+        for line in self.log_text().splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                continue  # a traceback of the interpreter, or a line that is being written
+        return lines
+
+    def log_text(self) -> str:
+        """The log of the latest run as it stands."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_from)
+            return log.read().decode(errors="replace")
+
+    def get(self, path: str) -> tuple[int, str]:
+        """The status and the text of an answer on its HTTP port."""
+        port = self.wait_for("started")["http_port"]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric over all series that carry ``labels``."""
+        total = 0.0
+        for line in self.get("/metrics")[1].splitlines():
+            match = re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line)
+            if match is None:
+                continue
+            found: dict[str, Any] = dict(re.findall(r'(\w+)="([^"]*)"', match[1] or ""))
+            if all(found.get(label) == value for label, value in labels.items()):
+                total += float(match[2])
+        return total

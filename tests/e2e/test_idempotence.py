@@ -1,0 +1,110 @@
+"""Repeating, retrying, crashing and restarting: the same objects, and no write that was not needed."""
+
+import time
+from collections import Counter
+
+import pytest
+
+from operator_app.desired import child_key
+from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, PROXY_REGISTRATION, SERVICE, Key, Object
+from tests.e2e.controlplane import AuditEntry, AuditLog
+from tests.e2e.controlplane.audit import Mark, service_account_user
+from tests.e2e.kube import Kube, wait_until
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+from tests.e2e.proxies import a_proxy, assert_one_of_everything, family, record_key, wait_reconciled
+
+OPERATOR = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
+QUIET_S = 3.0
+"""Long enough for watches to deliver, rounds to run and counters to settle (1 s in tests)."""
+
+
+def requests_for(audit: AuditLog, key: Key, proxy: Object, since: Mark) -> list[AuditEntry]:
+    """The operator's requests about one proxy, its children and its record."""
+    ours = {(key.namespace, key.name), child_key(key), record_key(proxy)}
+    return [each for each in audit.entries(since) if each.user == OPERATOR and (each.namespace, each.name) in ours]
+
+
+def test_a_first_reconcile_takes_three_reads_and_seven_writes(
+    admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
+) -> None:
+    """One object costs a read before each create of a child, and one write for each thing that has to be."""
+    key = Key(namespace, "web")
+    mark = audit.mark()
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    proxy = wait_reconciled(admin, key)
+    time.sleep(QUIET_S)
+
+    spent = Counter((each.verb, each.resource, each.subresource) for each in requests_for(audit, key, proxy, mark))
+
+    # Without a node the Pods stay pending: one status for the children, one for the counters of the Deployment.
+    assert spent == {
+        ("patch", "envoyproxies", ""): 1,
+        ("get", "configmaps", ""): 1,
+        ("patch", "configmaps", ""): 1,
+        ("get", "deployments", ""): 1,
+        ("patch", "deployments", ""): 1,
+        ("get", "services", ""): 1,
+        ("patch", "services", ""): 1,
+        ("patch", "proxyregistrations", ""): 1,
+        ("patch", "envoyproxies", "status"): 2,
+    }
+    assert running_operator.metric("operator_app_writes_total", outcome="created") == 4
+
+
+def test_nothing_is_written_when_nothing_is_wrong(
+    admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
+) -> None:
+    """Rounds after label noise on the proxy, a restart and another round leave every object as it is, unwritten."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    wait_reconciled(admin, key)
+    time.sleep(QUIET_S)
+    before = family(admin, key)
+    mark = audit.mark()
+
+    touched = admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "one"}}})
+    time.sleep(QUIET_S / 2)
+    running_operator.stop()
+    running_operator.start()
+    rounds = running_operator.metric("operator_app_rounds_total")
+    admin.patch(ENVOY_PROXY, key, {"metadata": {"annotations": {"noise": "two"}}})
+    wait_until(lambda: running_operator.metric("operator_app_rounds_total") > rounds, what="another round")
+    time.sleep(QUIET_S)
+
+    after = family(admin, key)
+    assert after.uids == before.uids
+    assert {kind: child["metadata"]["resourceVersion"] for kind, child in after.children.items()} == {
+        kind: child["metadata"]["resourceVersion"] for kind, child in before.children.items()
+    }
+    assert after.children[DEPLOYMENT]["metadata"]["generation"] == before.children[DEPLOYMENT]["metadata"]["generation"]
+    assert after.proxy["status"] == before.proxy["status"] == touched["status"]
+    assert requests_for(audit, key, after.proxy, mark) == [], "a quiet operator asks and writes nothing"
+    assert [each for each in audit.writes(OPERATOR, mark) if each.namespace == namespace] == []
+
+
+@pytest.mark.parametrize("behind", range(1, 8))
+def test_a_crash_behind_any_write_leaves_what_the_next_round_completes(
+    admin: Kube, namespace: str, operator: OperatorProcess, behind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``kill -9`` after each single write of a first reconcile: after a restart one of everything, the same by UID."""
+    key = Key(namespace, "web")
+    proxy = admin.create(ENVOY_PROXY, a_proxy(namespace))
+    monkeypatch.setenv("CRASH_BEHIND_WRITE", str(behind))
+    monkeypatch.setenv("CRASH_ABOUT", f"/{namespace}/,{proxy['metadata']['uid']}")
+    operator.start(module=("tests.e2e.crashing_operator", "run"), wait=False)
+    assert operator.wait_dead() == -9, operator.log_text()
+    made = {
+        kind.kind: live["metadata"]["uid"]
+        for kind in (CONFIG_MAP, DEPLOYMENT, SERVICE)
+        if (live := admin.find(kind, child_key(key))) is not None
+    }
+    record = admin.find(PROXY_REGISTRATION, record_key(admin.get(ENVOY_PROXY, key)))
+    if record is not None:
+        made[PROXY_REGISTRATION.kind] = record["metadata"]["uid"]
+    assert len(made) == min(max(behind - 1, 0), 4), "the crash came where this test wants it"
+
+    operator.start()
+    wait_reconciled(admin, key)
+
+    found = assert_one_of_everything(admin, key)
+    assert {kind: uid for kind, uid in found.uids.items() if kind in made} == made
