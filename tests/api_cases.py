@@ -213,7 +213,7 @@ CASES: Final[tuple[Case, ...]] = (
     Case(
         ("spec", "resources"),
         {"requests": {"cpu": 2}, "limits": {"cpu": "2000m", "memory": "1e9"}},
-        [{"limits": {"cpu": value}} for value in ("-1", -1, "one", "1 ", "1Kb", "1e", "0x1")],
+        [{"limits": {"cpu": value}} for value in ("-1", -1, "one", "1 ", "1Kb", "1e", "0x1", "1e999", "1.5.1")],
         "a quantity that is not negative",
     ),
     Case(
