@@ -48,11 +48,14 @@ $(STAMP):
 .PHONY: check
 check: $(STAMP) ## Format, lint, types and import contracts; runs all four, then tells which failed
 	@failed=; \
-	try() { echo "== check: $$*"; said=$$("$(BIN)/$$@" 2>&1) || { echo "$$said"; failed="$$failed, $$1 $$2"; }; }; \
-	try ruff format --check --quiet; \
-	try ruff check --quiet; \
-	try mypy --no-error-summary; \
-	try lint-imports --no-logo; \
+	try() { \
+	  echo "== check: $$1"; name=$$1; shift; \
+	  said=$$("$(BIN)/$$@" 2>&1) || { echo "$$said"; failed="$$failed, $$name"; }; \
+	}; \
+	try format ruff format --check --quiet; \
+	try lint ruff check --quiet; \
+	try types mypy --no-error-summary; \
+	try imports lint-imports --no-logo; \
 	if [ -n "$$failed" ]; then echo "== check: failed: $${failed#, }" >&2; exit 1; fi; echo "== check: all four hold"
 
 .PHONY: format
