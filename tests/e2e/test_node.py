@@ -5,6 +5,7 @@ import os
 import struct
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,12 @@ def pid_of(pod: Object) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists."""
-    return Path(f"/proc/{pid}").exists()
+    """Whether the process runs; one that has ended and was not yet waited for does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def get(pod: Object, path: str = "/") -> httpx2.Response:
@@ -574,7 +579,11 @@ def network_namespace_of(pod: Object) -> int:
 
 def network_namespaces() -> set[tuple[str, int]]:
     """Name and inode of all named network namespaces."""
-    return {(file.name, file.stat().st_ino) for file in Path("/run/netns").iterdir()}
+    found = set()
+    for file in Path("/run/netns").iterdir():
+        with suppress(FileNotFoundError):  # another run's Pods come and go meanwhile
+            found.add((file.name, file.stat().st_ino))
+    return found
 
 
 def test_without_namespaces_envoy_validates(
