@@ -10,6 +10,7 @@ import os
 import ssl
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -54,20 +55,21 @@ class FixedCredentials:
 class TokenFile:
     """A bearer token in a file that somebody else renews; read at most once a minute, and after a 401."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float] = anyio.current_time) -> None:
         self._path = anyio.Path(path)
+        self._clock = clock
         self._value = ""
         self._read_at_mono = float("-inf")
 
     async def authorization(self, *, rejected: str | None = None) -> str:
         """The file's token. An unreadable file leaves the last token in use, if there is one."""
-        if rejected == self._value or anyio.current_time() - self._read_at_mono >= TOKEN_MAX_AGE_S:
+        if rejected == self._value or self._clock() - self._read_at_mono >= TOKEN_MAX_AGE_S:
             try:
                 self._value = f"Bearer {(await self._path.read_text()).strip()}"
             except OSError as error:
                 if not self._value:
                     raise httpx2.ConnectError(f"the token file {self._path} cannot be read: {error}") from error
-            self._read_at_mono = anyio.current_time()
+            self._read_at_mono = self._clock()
         return self._value
 
 

@@ -1,0 +1,177 @@
+"""Which server and which identity a kubeconfig, or a Pod, stands for; and what is refused in a sentence."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from operator_app.errors import ConfigurationError
+from operator_app.kubeconfig import Endpoint, ExecPlugin, endpoint
+
+SERVER = "https://api.example.org:6443"
+PEM = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
+
+
+def written(
+    folder: Path, cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None, **rest: object
+) -> Path:
+    """A kubeconfig with one context."""
+    path = folder / "kubeconfig"
+    content = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
+        "clusters": [{"name": "there", "cluster": {"server": SERVER} | (cluster or {})}],
+        "users": [{"name": "me", "user": user or {}}],
+    } | rest
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def read(path: Path | None, context: str | None = None, **environ: str) -> Endpoint:
+    """The endpoint, in an environment that holds nothing else."""
+    return endpoint(path, context, environ=environ, service_account=Path("/nonexistent"))
+
+
+def pod(folder: Path) -> Path:
+    """A service account as the kubelet mounts it."""
+    account = folder / "serviceaccount"
+    account.mkdir()
+    (account / "token").write_text("t")
+    (account / "ca.crt").write_text(PEM)
+    return account
+
+
+def test_the_order_is_explicit_then_in_cluster_then_environment_then_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An explicit file wins over all; a Pod over KUBECONFIG; KUBECONFIG over ~/.kube/config."""
+    account = pod(tmp_path)
+    path = written(tmp_path, user={"token": "t"})
+    inside = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443", "KUBECONFIG": str(path)}
+    home = tmp_path / "home"
+    (home / ".kube").mkdir(parents=True)
+    written(home / ".kube", {"server": "https://home.example.org"}).rename(home / ".kube" / "config")
+    monkeypatch.setenv("HOME", str(home))
+
+    assert endpoint(path, None, environ=inside, service_account=account).server == SERVER
+    assert endpoint(None, None, environ=inside, service_account=account) == Endpoint(
+        server="https://10.0.0.1:443", ca=PEM, token_file=account / "token"
+    )
+    assert endpoint(None, "here", environ=inside, service_account=account).server == SERVER
+    assert read(None, KUBECONFIG=str(path)).server == SERVER
+    assert read(None, KUBECONFIG="").server == "https://home.example.org"
+    assert read(None).server == "https://home.example.org"
+
+
+def test_a_pod_of_an_ipv6_cluster_reaches_its_server(tmp_path: Path) -> None:
+    """An IPv6 address stands in brackets."""
+    inside = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    assert endpoint(None, None, environ=inside, service_account=pod(tmp_path)).server == "https://[fd00::1]:443"
+
+
+def test_paths_count_from_the_kubeconfigs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative tokenFile, certificates and plugin commands do not depend on the working directory."""
+    (tmp_path / "ca.pem").write_text(PEM)
+    path = written(
+        tmp_path,
+        {"certificate-authority": "ca.pem"},
+        {"tokenFile": "token", "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "./plugin"}},
+    )
+    monkeypatch.chdir("/")
+    found = read(path)
+    assert found.ca == PEM
+    assert found.token_file == tmp_path / "token"
+    assert found.exec_plugin is not None
+    assert found.exec_plugin.command == str(tmp_path / "plugin")
+
+
+def test_inline_data_wins_over_a_file(tmp_path: Path) -> None:
+    """As in kubectl, -data overrides the path beside it."""
+    inline = base64.b64encode(b"inline").decode()
+    assert (
+        read(written(tmp_path, {"certificate-authority": "none", "certificate-authority-data": inline})).ca == "inline"
+    )
+
+
+def test_an_exec_plugin_is_taken_over_whole(tmp_path: Path) -> None:
+    """v1 and v1beta1 plugins with arguments and environment; a bare command is looked up on PATH."""
+    for version in ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"):
+        entry = {"apiVersion": version, "command": "aws", "args": ["token", 1], "env": [{"name": "A", "value": "b"}]}
+        assert read(written(tmp_path, user={"exec": entry})).exec_plugin == ExecPlugin(
+            version, "aws", ("token", "1"), (("A", "b"),)
+        )
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    """The endpoint's repr holds no token, password or key."""
+    found = read(written(tmp_path, user={"token": "s3cret", "username": "u", "password": "s3cret"}))
+    assert (found.token, found.basic) == ("s3cret", ("u", "s3cret"))
+    assert "s3cret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user", "rest", "says"),
+    [
+        ({"proxy-url": "http://proxy"}, {}, {}, "proxy-url"),
+        ({"tls-server-name": "other"}, {}, {}, "tls-server-name"),
+        ({}, {"as": "admin"}, {}, "`as`"),
+        ({}, {"as-groups": ["system:masters"]}, {}, "as-groups"),
+        ({}, {"as-uid": "1"}, {}, "as-uid"),
+        ({}, {"as-user-extra": {"a": ["b"]}}, {}, "as-user-extra"),
+        ({}, {"auth-provider": {"name": "gcp"}}, {}, "auth-provider"),
+        ({}, {"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}, {}, "v1alpha1"),
+        ({}, {"exec": {"apiVersion": "client.authentication.k8s.io/v1"}}, {}, "command"),
+        (
+            {},
+            {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "x", "interactiveMode": "Always"}},
+            {},
+            "terminal",
+        ),
+        (
+            {},
+            {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "x", "provideClusterInfo": True}},
+            {},
+            "provideClusterInfo",
+        ),
+        ({"server": "api.example.org"}, {}, {}, "https://"),
+        ({"server": ""}, {}, {}, "https://"),
+        ({"certificate-authority": "absent.pem"}, {}, {}, "absent.pem"),
+        ({"certificate-authority-data": "###"}, {}, {}, "base64"),
+        ({"certificate-authority-data": 7}, {}, {}, "base64"),
+        ({"certificate-authority-data": "QQ==", "insecure-skip-tls-verify": True}, {}, {}, "insecure-skip-tls-verify"),
+        ({}, {"client-certificate-data": "QQ=="}, {}, "key"),
+        ({}, {}, {"current-context": ""}, "current-context"),
+        ({}, {}, {"current-context": "absent"}, "'absent'"),
+        ({}, {}, {"clusters": []}, "no cluster named 'there'"),
+        ({}, {}, {"users": None}, "no user named 'me'"),
+        ({}, {}, {"contexts": "x"}, "no context named 'here'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_in_one_sentence(
+    tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any], rest: dict[str, Any], says: str
+) -> None:
+    """The sentence names the file and what in it is at fault."""
+    path = written(tmp_path, cluster, user, **rest)
+    with pytest.raises(ConfigurationError) as refused:
+        read(path)
+    assert says in str(refused.value)
+    assert str(path.parent) in str(refused.value)
+    assert str(refused.value).count("\n") == 0
+
+
+def test_a_missing_context_file_or_yaml_is_named(tmp_path: Path) -> None:
+    """A file that is not there, is no YAML or no mapping, several files, and an unknown context are each a sentence."""
+    with pytest.raises(ConfigurationError, match="no kubeconfig at"):
+        read(tmp_path / "absent")
+    with pytest.raises(ConfigurationError, match="several files"):
+        read(None, KUBECONFIG="/a:/b")
+    with pytest.raises(ConfigurationError, match="no context named 'absent'"):
+        read(written(tmp_path), "absent")
+    broken = tmp_path / "broken"
+    for text, says in (("a: [", "not YAML"), ("- a", "not a mapping"), ("", "not a mapping")):
+        broken.write_text(text)
+        with pytest.raises(ConfigurationError, match=says):
+            read(broken)

@@ -1,0 +1,208 @@
+"""Credentials on their way to the API server, and TLS against a real TLS server on loopback."""
+
+import json
+import ssl
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+import trustme
+
+from operator_app import transport
+from operator_app.errors import ConfigurationError
+from operator_app.kubeconfig import Endpoint, ExecPlugin
+from operator_app.transport import AuthorizedTransport, ExecToken, TokenFile, credentials, tls_context
+
+pytestmark = pytest.mark.anyio
+SERVER = "https://api.example.org"
+TOKEN = "t"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The operator runs on asyncio."""
+    return "asyncio"
+
+
+async def asked(inner: httpx2.MockTransport, source: transport.Credentials) -> int:
+    """The status of one POST with a body."""
+    async with httpx2.AsyncClient(transport=AuthorizedTransport(inner, source)) as client:
+        return (await client.post(SERVER, content=b"body")).status_code
+
+
+async def test_a_token_file_is_read_at_most_once_a_minute(tmp_path: Path) -> None:
+    """A renewed token is used within a minute, and the file is not read for each request."""
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    now = [1000.0]
+    source = TokenFile(file, clock=lambda: now[0])
+    assert await source.authorization() == "Bearer one"
+    file.write_text("two\n")
+    now[0] += 59
+    assert await source.authorization() == "Bearer one"
+    now[0] += 1
+    assert await source.authorization() == "Bearer two"
+
+
+async def test_an_unreadable_token_file_leaves_the_last_token(tmp_path: Path) -> None:
+    """While a file is being replaced the old token serves; without any token there is no request."""
+    file = tmp_path / "token"
+    with pytest.raises(httpx2.ConnectError, match="cannot be read"):
+        await TokenFile(file).authorization()
+    file.write_text("one")
+    now = [1000.0]
+    source = TokenFile(file, clock=lambda: now[0])
+    await source.authorization()
+    file.unlink()
+    now[0] += 60
+    assert await source.authorization() == "Bearer one"
+
+
+async def test_a_401_reads_the_token_again_and_resends_once(tmp_path: Path) -> None:
+    """A token renewed less than a minute ago is found through the 401; the same body goes out again, once."""
+    file = tmp_path / "token"
+    file.write_text("old")
+    seen: list[tuple[str, bytes]] = []
+
+    def server(request: httpx2.Request) -> httpx2.Response:
+        seen.append((request.headers["Authorization"], request.content))
+        return httpx2.Response(200 if request.headers["Authorization"] == "Bearer new" else 401)
+
+    source = TokenFile(file)
+    await source.authorization()
+    assert await asked(httpx2.MockTransport(server), source) == 401
+    file.write_text("new")
+    assert await asked(httpx2.MockTransport(server), source) == 200
+    assert seen == [("Bearer old", b"body"), ("Bearer old", b"body"), ("Bearer new", b"body")]
+
+
+def plugin(folder: Path, answer: str) -> ExecPlugin:
+    """A credential plugin that counts its runs in a file and prints ``answer``."""
+    script = folder / "plugin"
+    script.write_text(
+        f'#!/bin/sh\necho run >> {folder}/runs\necho "$KUBERNETES_EXEC_INFO" > {folder}/info\necho "$SECRET" '
+        f"> {folder}/env\ncat <<'END'\n{answer}\nEND\n"
+    )
+    script.chmod(0o700)
+    return ExecPlugin("client.authentication.k8s.io/v1", str(script), env=(("SECRET", "told"),))
+
+
+def runs(folder: Path) -> int:
+    """How often the plugin ran."""
+    return len((folder / "runs").read_text().splitlines())
+
+
+async def test_a_plugin_runs_once_for_many_callers_and_again_when_refused(tmp_path: Path) -> None:
+    """Concurrent requests share one run; a refused token is asked for anew; the plugin gets its environment."""
+    source = ExecToken(plugin(tmp_path, '{"kind":"ExecCredential","status":{"token":"t"}}'))
+    async with anyio.create_task_group() as callers:
+        for _ in range(5):
+            callers.start_soon(source.authorization)
+    assert runs(tmp_path) == 1
+    assert await source.authorization(rejected="Bearer t") == "Bearer t"
+    assert runs(tmp_path) == 2
+    assert json.loads((tmp_path / "info").read_text())["spec"] == {"interactive": False}
+    assert (tmp_path / "env").read_text() == "told\n"
+
+
+async def test_an_expired_token_is_asked_for_anew(tmp_path: Path) -> None:
+    """A token past its expirationTimestamp is never sent."""
+    past = '{"status":{"token":"t","expirationTimestamp":"2020-01-01T00:00:00Z"}}'
+    source = ExecToken(plugin(tmp_path, past))
+    await source.authorization()
+    await source.authorization()
+    assert runs(tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("nonsense", "no ExecCredential"),
+        ('{"status":{}}', "no token"),
+        ('{"status":{"clientKeyData":"k"}}', "no token"),
+    ],
+)
+async def test_a_plugin_without_a_token_is_a_sentence(tmp_path: Path, answer: str, says: str) -> None:
+    """What a plugin printed is never shown, only what was wrong with it."""
+    with pytest.raises(httpx2.ConnectError, match=says):
+        await ExecToken(plugin(tmp_path, answer)).authorization()
+
+
+async def test_a_plugin_that_fails_is_a_sentence(tmp_path: Path) -> None:
+    """A missing program and a failing one are told apart."""
+    with pytest.raises(httpx2.ConnectError, match="cannot run"):
+        await ExecToken(ExecPlugin("v", str(tmp_path / "absent"))).authorization()
+    with pytest.raises(httpx2.ConnectError, match="ended with 1"):
+        await ExecToken(ExecPlugin("v", "false")).authorization()
+
+
+async def test_the_first_kind_of_credentials_wins() -> None:
+    """Token file before token before plugin before user and password; a certificate alone needs no header."""
+    plugin = ExecPlugin("v", "x")
+    found = {
+        "file": credentials(Endpoint(SERVER, token_file=Path("f"), token=TOKEN, exec_plugin=plugin, basic=("u", "p"))),
+        "token": credentials(Endpoint(SERVER, token=TOKEN, exec_plugin=plugin, basic=("u", "p"))),
+        "plugin": credentials(Endpoint(SERVER, exec_plugin=plugin, basic=("u", "p"))),
+        "basic": credentials(Endpoint(SERVER, basic=("u", "p"))),
+    }
+    assert isinstance(found["file"], TokenFile)
+    assert isinstance(found["plugin"], ExecToken)
+    assert found["token"] is not None
+    assert found["basic"] is not None
+    assert await found["token"].authorization() == "Bearer t"
+    assert await found["basic"].authorization() == "Basic dTpw"
+    assert credentials(Endpoint(SERVER)) is None
+
+
+async def test_tls_trusts_the_configured_authority_only_and_shows_its_certificate() -> None:
+    """A handshake with a real TLS server: right CA and client certificate in, wrong CA or no certificate out."""
+    authority, stranger = trustme.CA(), trustme.CA()
+    certificate, own = authority.issue_cert("localhost"), authority.issue_cert("operator")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(server)
+    authority.configure_trust(server)
+    server.verify_mode = ssl.CERT_REQUIRED
+    right, wrong = authority.cert_pem.bytes().decode(), stranger.cert_pem.bytes().decode()
+    chain = "".join(blob.bytes().decode() for blob in own.cert_chain_pems)
+    operator = Endpoint(SERVER, client_certificate=chain, client_key=own.private_key_pem.bytes().decode())
+    assert shakes_hands(server, tls_context(replace(operator, ca=right)))
+    assert shakes_hands(server, tls_context(replace(operator, insecure=True)))
+    assert not shakes_hands(server, tls_context(replace(operator, ca=wrong)))
+    assert not shakes_hands(server, tls_context(operator))
+    assert not shakes_hands(server, tls_context(Endpoint(SERVER, ca=right)))
+
+
+def shakes_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> bool:
+    """Whether a TLS handshake between the two succeeds, in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        server.wrap_bio(to_server, to_client, server_side=True),
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+    ]
+    for _ in range(4):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError:
+                return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "unusable",
+    [Endpoint(SERVER, ca="no PEM"), Endpoint(SERVER, client_certificate="no PEM", client_key="no PEM")],
+    ids=["ca", "certificate"],
+)
+def test_unusable_certificates_are_refused_in_a_sentence(
+    unusable: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no PEM is told at the start, and no key stays behind in a file."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        tls_context(unusable)
+    assert list(tmp_path.iterdir()) == []
