@@ -3,6 +3,8 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +19,7 @@ from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import NODE, POD, SERVICE_ACCOUNT, Kube, KubeError, wait_until
 from tests.e2e.node import StandInNode, names
 from tests.e2e.node.container import is_envoy
+from tests.e2e.node.standin import REPOSITORY
 
 IMAGE = "envoyproxy/envoy:v1.40.0"
 PORT = 8080
@@ -606,3 +609,57 @@ def test_without_namespaces_envoy_validates(
         )
         assert "no_such_field" in json.dumps(container_of(bad)["state"])
         assert not is_ready(bad)
+
+
+def test_a_node_without_a_cluster_says_so(tmp_path: Path) -> None:
+    """A node whose kubeconfig is missing or leads nowhere ends at once, with one sentence in its log."""
+    missing = tmp_path / "missing"
+    nowhere = tmp_path / "nowhere"
+    cluster = {"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}
+    context = {"name": "a", "context": {"cluster": "a", "user": "a"}}
+    users = [{"name": "a", "user": {}}]
+    config = {"clusters": [cluster], "contexts": [context], "users": users, "current-context": "a"}
+    nowhere.write_text(json.dumps(config))
+    for kubeconfig, sentence in ((missing, "not found"), (nowhere, "connection attempts failed")):
+        log_file = tmp_path / f"{kubeconfig.name}.log"
+        with pytest.raises(RuntimeError, match="ended before it was ready"):
+            StandInNode(kubeconfig, log_file=log_file).start()
+        last = log_file.read_text().splitlines()[-1]
+        assert last.startswith("stand-in node standin-0: ")
+        assert sentence in last
+
+
+@pytest.mark.usefixtures("node")
+def test_a_pod_with_an_impossible_mount_hurts_only_itself(admin: Kube, namespace: str) -> None:
+    """A container that can't be set up is never Ready and says why; its neighbour starts as always."""
+    admin.create(CONFIG_MAP, config_map(namespace, "hello", direct_response("hello")))
+    start_pod(
+        admin, namespace, "bad", pod_spec("hello", volumeMounts=[{"name": "config", "mountPath": "/usr/nowhere"}])
+    )
+    start_pod(admin, namespace, "good", pod_spec("hello"))
+    ready_pod(admin, namespace, "good")
+    bad = admin.wait_until(
+        POD, Key(namespace, "bad"), lambda pod: "CrashLoopBackOff" in json.dumps(pod["status"]), timeout_s=START_S
+    )
+    assert "/usr/nowhere" in container_of(bad)["state"]["waiting"]["message"]
+    assert not is_ready(bad)
+
+
+def test_a_node_ends_with_its_parent(admin: Kube, control_plane: Cluster, own_name: str, node: StandInNode) -> None:
+    """When the process that started a node is killed, the node ends in its own order: its Node object is removed."""
+    assert node.runs_envoy
+    program = (
+        "import sys, pathlib; from tests.e2e.node import StandInNode; "
+        "node = StandInNode(pathlib.Path(sys.argv[1]), sys.argv[2]); node.start(); "
+        "print(node.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(control_plane.kubeconfig), own_name]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=REPOSITORY
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert admin.find(NODE, Key("", own_name)) is not None
+        parent.kill()
+    wait_until(lambda: not is_running(pid), what="the node's end")
+    assert admin.find(NODE, Key("", own_name)) is None

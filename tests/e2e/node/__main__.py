@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import anyio
+import httpx2
 from anyio import CancelScope
+from lightkube.core.exceptions import ConfigError
 
 from tests.e2e.node.kubelet import serve
 
@@ -38,7 +40,7 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse the command line and be a node."""
+    """Parse the command line and be a node; what prevents that is said in one sentence, with exit code 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.node", description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--name", default="standin-0")
@@ -47,7 +49,13 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="standin %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    anyio.run(_main, arguments)
+    try:
+        anyio.run(_main, arguments)
+    except* (httpx2.HTTPError, ConfigError, OSError, RuntimeError, ValueError) as errors:
+        first = errors.exceptions[0]
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        sys.exit(f"stand-in node {arguments.name}: {first}")
 
 
 if __name__ == "__main__":

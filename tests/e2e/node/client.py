@@ -67,7 +67,10 @@ class Mirror:
         self._params = dict(params or {})
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep the mirror current until cancelled; started once the first list is in."""
+        """Keep the mirror current until cancelled; started once the first list is in.
+
+        Raises ``httpx2.HTTPError`` if the first list fails; later failures are retried for ever.
+        """
         started = False
         while True:
             try:
@@ -78,6 +81,8 @@ class Mirror:
                 while True:
                     version = await self._watch(version)
             except (httpx2.HTTPError, msgspec.DecodeError) as error:
+                if not started:
+                    raise
                 log.info("watch of %s: %r; listing again", self._path, error)
                 await anyio.sleep(RELIST_DELAY_S)
 

@@ -81,12 +81,14 @@ class PodNetwork:
             raise
 
     async def add(self) -> PodNamespace:
-        """A namespace with an address that was not in use lately, so that no neighbour remembers another Pod's."""
-        number = next(
-            candidate
-            for candidate in (2 + (self._last - 1 + step) % 253 for step in range(253))
-            if candidate not in self._taken
-        )
+        """A namespace with an address that was not in use lately, so that no neighbour remembers another Pod's.
+
+        Raises NetworkUnavailableError if all 253 addresses are in use, or if the kernel refuses.
+        """
+        candidates = (2 + (self._last - 1 + step) % 253 for step in range(253))
+        number = next((candidate for candidate in candidates if candidate not in self._taken), None)
+        if number is None:
+            raise NetworkUnavailableError(f"all addresses of {self._subnet} are in use")
         self._last = number
         self._taken.add(number)
         pod = PodNamespace(f"{self._prefix}-{number}", str(self._subnet[number]))

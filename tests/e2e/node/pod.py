@@ -115,10 +115,15 @@ class PodWorker:
             return
         try:
             await self._mount()
+            place = await self._join_network()
+            await self._run_containers(place)
         except UnsupportedError as error:
             self._wait("CreateContainerConfigError", str(error))
-            return
-        place = await self._join_network()
+        except Exception as error:  # a Pod that the node can't cope with must not end the others, nor look ready
+            log.exception("%s", self._path)
+            self._wait("StandInNodeError", repr(error))
+
+    async def _run_containers(self, place: Place | None) -> None:
         around = Surroundings(
             pod=self._pod,
             http=self._node.probes,
@@ -166,8 +171,10 @@ class PodWorker:
         if self._node.network is None:
             self._pod_ip = self._node.free_address()
             return None
-        self._namespace = await self._node.network.add()
-        self._pod_ip = self._namespace.ip
+        # Cut off half-way, nobody would know of the namespace.
+        with anyio.CancelScope(shield=True):
+            self._namespace = joined = await self._node.network.add()
+        self._pod_ip = joined.ip
         etc = self._directory / "etc"
         etc.mkdir(parents=True, exist_ok=True)
         name, namespace = self._pod["metadata"]["name"], self._pod["metadata"]["namespace"]
@@ -180,7 +187,7 @@ class PodWorker:
             f"search {namespace}.{DOMAIN} {DOMAIN} {DOMAIN.partition('.')[2]}\n"
             "options ndots:5\n"
         )
-        return Place(self._namespace.name, etc, self._directory / "root")
+        return Place(joined.name, etc, self._directory / "root")
 
     async def _terminate(self) -> None:
         with anyio.CancelScope(deadline=anyio.current_time() + self._grace_s()) as self._grace:
@@ -256,4 +263,5 @@ class PodWorker:
         state = {"waiting": {"reason": reason, "message": message}} if message else WAITING_TO_START
         for record in self._records:
             record.state = state
+            record.ready = record.started = False
         self._mark_changed()

@@ -40,26 +40,29 @@ async def http_get(http: httpx2.AsyncClient, action: Object, container: Object, 
     headers = [(header["name"], header["value"]) for header in action.get("httpHeaders") or []]
     try:
         response = await http.get(url, headers=headers)
-    except httpx2.HTTPError:
+    except (httpx2.HTTPError, httpx2.InvalidURL):
         return False
     return 200 <= response.status_code < 400
 
 
 async def is_healthy(http: httpx2.AsyncClient, probe: Object, container: Object, ip: str, execute: Execute) -> bool:
     """One run of the probe's action; False on any failure, or after ``timeoutSeconds``."""
-    with anyio.move_on_after(probe.get("timeoutSeconds", 1)):
-        if action := probe.get("httpGet"):
-            return await http_get(http, action, container, ip)
-        if action := probe.get("tcpSocket"):
-            try:
+    try:
+        with anyio.move_on_after(probe.get("timeoutSeconds", 1)):
+            if action := probe.get("httpGet"):
+                return await http_get(http, action, container, ip)
+            if action := probe.get("tcpSocket"):
                 stream = await anyio.connect_tcp(action.get("host") or ip, port_number(action["port"], container))
-            except OSError:
-                return False
-            await stream.aclose()
-            return True
-        if action := probe.get("exec"):
-            return await execute(action["command"]) == 0
-        log.warning("container %s: no probe of this type here: %s", container["name"], ", ".join(probe))
+                await stream.aclose()
+                return True
+            if action := probe.get("exec"):
+                return await execute(action["command"]) == 0
+            log.warning("container %s: no probe of this type here: %s", container["name"], ", ".join(probe))
+    except OSError:
+        # The port is closed, or the process that an exec probe belongs to has just ended.
+        return False
+    except ValueError as error:
+        log.warning("container %s: %s", container["name"], error)
     return False
 
 
