@@ -4,6 +4,7 @@ Each test states one claim that ``cluster.py``, ``apply.py``, ``status.py`` or `
 after an upgrade, the code that quotes it has to change.
 """
 
+import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from operator_app.cluster import Cluster, Request
+from operator_app.deltas import Changed, Deleted, Delta, Listed
 from operator_app.errors import (
     ConflictError,
     ForbiddenError,
@@ -35,6 +37,7 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
+from operator_app.watch import Happening, WatchTimes, follow
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
 
@@ -564,6 +567,71 @@ async def test_a_cancelled_watch_closes_its_connection(cluster: Cluster, namespa
     pool: Any = cluster._watches._client._transport
     pool = getattr(pool, "_inner", pool)._pool
     assert [connection for connection in pool.connections if not connection.is_idle()] == []
+
+
+class Mirror:
+    """Names and data of ConfigMaps, as the deltas tell them."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self._moved = anyio.Event()
+
+    def take(self, delta: Delta) -> None:
+        """One delta."""
+        match delta:
+            case Listed(objects=objects):
+                self.known |= {obj["metadata"]["name"]: obj["data"]["key"] for obj in objects}
+            case Changed(object=obj):
+                self.known[obj["metadata"]["name"]] = obj["data"]["key"]
+            case Deleted(object=obj):
+                del self.known[obj["metadata"]["name"]]
+        self._moved.set()
+        self._moved = anyio.Event()
+
+    async def becomes(self, expected: dict[str, str]) -> None:
+        """Wait until this is what is known."""
+        while self.known != expected:
+            await self._moved.wait()
+
+
+async def test_nothing_is_lost_between_streams(cluster: Cluster, admin: Kube, namespace: str) -> None:
+    """Following over many short streams, while objects come, change and go, ends at what the server holds."""
+    mirror = Mirror()
+    happenings: list[Happening] = []
+
+    def churn() -> dict[str, str]:
+        for number in range(40):
+            admin.create(CONFIG_MAP, config_map(namespace, f"subject-{number}", labels={"mine": "yes"}))
+            admin.patch(CONFIG_MAP, Key(namespace, f"subject-{number}"), {"data": {"key": f"value-{number}"}})
+            if number % 3 == 0:
+                admin.delete(CONFIG_MAP, Key(namespace, f"subject-{number}"))
+            time.sleep(0.1)
+        live = admin.list(CONFIG_MAP, namespace, label_selector="mine=yes")
+        return {obj["metadata"]["name"]: obj["data"]["key"] for obj in live}
+
+    async with anyio.create_task_group() as tasks:
+
+        async def following() -> None:
+            await follow(
+                cluster,
+                CONFIG_MAP,
+                sink=mirror.take,
+                settings=WatchTimes(timeout_s=1, healthy_after_s=0.5),
+                rand=lambda: 0.0,
+                on_trouble=lambda _, error: pytest.fail(str(error)),
+                on_event=happenings.append,
+                namespace=namespace,
+                labels="mine=yes",
+            )
+
+        tasks.start_soon(following)
+        expected = await anyio.to_thread.run_sync(churn)
+        with anyio.fail_after(10):
+            await mirror.becomes(expected)
+        tasks.cancel_scope.cancel()
+    assert len(expected) == 26
+    assert happenings.count("reconnect") >= 3
+    assert "relist" not in happenings
 
 
 # --- identity ------------------------------------------------------------------------------------------------------
