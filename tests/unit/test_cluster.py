@@ -283,6 +283,19 @@ async def test_conflicts_keep_reason_and_causes(kubeconfig: Path) -> None:
     assert conflict.value.reason == "AlreadyExists"
 
 
+async def test_json_that_is_no_status_says_nothing(kubeconfig: Path) -> None:
+    """A proxy's JSON error is not read as a Status, even where the names of its fields are the same."""
+    body = {"message": "proxy", "reason": "Odd", "details": {"retryAfterSeconds": 99}}
+    async with answering(409, body).connected(kubeconfig) as cluster:
+        with pytest.raises(ConflictError, match="without a Status") as conflict:
+            await cluster.apply(CONFIG_MAP, OBJECT, force=False)
+    assert conflict.value.reason == "Conflict"
+    async with answering(503, body).connected(kubeconfig) as cluster:
+        with pytest.raises(TransientError) as unavailable:
+            await cluster.get(CONFIG_MAP, KEY)
+    assert unavailable.value.retry_after_s is None
+
+
 async def test_invalid_keeps_its_causes(kubeconfig: Path) -> None:
     """A refused object names its fields; a reason is always there and CamelCase."""
     cause = {"reason": "FieldValueInvalid", "message": "immutable", "field": "spec.selector"}
@@ -598,7 +611,12 @@ async def test_what_came_before_a_break_is_delivered(
 
 
 async def test_leaving_a_watch_closes_it(kubeconfig: Path) -> None:
-    """Leaving early, failing inside, and being cancelled all close the connection."""
+    """Leaving before the first event, leaving early, and being cancelled all close the connection."""
+    server, stream = streaming(line("ADDED"), None)
+    async with server.connected(kubeconfig) as cluster:
+        async with cluster.watch(CONFIG_MAP, resource_version="7", timeout_s=9, idle_timeout_s=9):
+            assert not stream.is_closed
+        assert stream.is_closed
     server, stream = streaming(line("ADDED"), None)
     async with server.connected(kubeconfig) as cluster:
         async with cluster.watch(CONFIG_MAP, resource_version="7", timeout_s=9, idle_timeout_s=9) as events:
