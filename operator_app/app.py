@@ -6,20 +6,24 @@ decides what a round does.
 
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
+from typing import Final, TypedDict
 
 import anyio
 import anyio.abc
 import structlog
 
 from operator_app.apply import Applier, Outcome
+from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import Cluster, Request
 from operator_app.deltas import Delta, Listed
 from operator_app.desired import proxy_key
 from operator_app.errors import OperatorError, TransientError
+from operator_app.events import EventRecorder
 from operator_app.finalizer import Finalizer
 from operator_app.kinds import (
     CHILD_KINDS,
@@ -34,17 +38,30 @@ from operator_app.kinds import (
 )
 from operator_app.reconcile import Reconciler, Verdict, controller_uid
 from operator_app.registration.in_cluster import InClusterRegistry, proxy_of
+from operator_app.report import Reporter
 from operator_app.settings import Settings
 from operator_app.status import StatusWriter
 from operator_app.store import Store
+from operator_app.sweep import sweep
 from operator_app.telemetry import Health, Metrics, serving
 from operator_app.watch import WatchTimes, follow
 from operator_app.workqueue import Limits, Priority, WorkQueue
 
 log = structlog.get_logger(__name__)
 
-OURS = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
+WATCHED: Final = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
+"""Every kind that the store keeps."""
+
+OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of everything that this operator makes."""
+
+
+class Scope(TypedDict):
+    """Where to look for the objects of a kind, as keywords of a list or a watch."""
+
+    namespace: str | None
+    labels: str | None
+
 
 Connect = Callable[..., AbstractAsyncContextManager[Cluster]]
 
@@ -96,13 +113,21 @@ class Operator:
         )
         self._wake = anyio.Event()
         self._is_stopping = False
-        applier = Applier(cluster, self._store, on_write=self._count_write)
+        times = BreakerTimes(
+            threshold=settings.contention_threshold,
+            window_s=settings.contention_window_s,
+            base_s=settings.contention_base_s,
+            cap_s=settings.contention_cap_s,
+        )
+        self._applier = Applier(cluster, self._store, Breaker(times), on_write=self._count_write, mono=time.monotonic)
+        self._events = EventRecorder(cluster, instance=socket.gethostname(), now=_now)
+        reporter = Reporter(self._events, on_drift=lambda kind: metrics.drift_repaired.labels(kind.kind).inc())
         self._reconciler = Reconciler(
             cluster,
             self._store,
-            applier,
+            self._applier,
             Finalizer(cluster, self._store, on_write=self._count_write),
-            InClusterRegistry(applier, cluster, self._store, namespace=settings.namespace),
+            InClusterRegistry(self._applier, cluster, self._store, namespace=settings.namespace),
             StatusWriter(
                 cluster,
                 self._store,
@@ -110,17 +135,19 @@ class Operator:
                 mono=time.monotonic,
                 settle_s=settings.status_settle_s,
             ),
+            report=reporter.child,
             default_image=settings.image,
-            now=lambda: datetime.now(UTC),
+            now=_now,
         )
 
     async def run(self) -> None:
         """Work until a signal comes; then take no new keys, let rounds finish within the grace time, and return."""
         async with anyio.create_task_group() as everything:
             everything.start_soon(self._beat)
-            for kind in (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION):
+            for kind in WATCHED:
                 everything.start_soon(self._follow, kind)
             everything.start_soon(self._sweep)
+            everything.start_soon(self._events.run)
             everything.start_soon(self._stop_on_signal)
             await self._dispatch()
             everything.cancel_scope.cancel()
@@ -154,9 +181,15 @@ class Operator:
             rand=random.random,
             on_trouble=on_trouble,
             on_event=lambda how: self._metrics.watch_restarts.labels(kind.kind, how).inc(),
-            namespace=self._settings.namespace if kind == PROXY_REGISTRATION else None,
-            labels=None if kind == ENVOY_PROXY else OURS,
+            **self._scope(kind),
         )
+
+    def _scope(self, kind: Kind) -> Scope:
+        """Which objects of a kind are ours to know."""
+        return {
+            "namespace": self._settings.namespace if kind == PROXY_REGISTRATION else None,
+            "labels": None if kind == ENVOY_PROXY else OURS,
+        }
 
     def _take(self, delta: Delta) -> None:
         """News of any object is a reason to look at the proxy that it belongs to."""
@@ -179,9 +212,27 @@ class Operator:
         """
         while True:
             await anyio.sleep(self._settings.sweep_interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
+            if not self._store.is_synced:
+                continue
+            for kind in WATCHED:
+                await self._sweep_kind(kind)
+            self._applier.forget_refusals()
             for key in self._store.keys(ENVOY_PROXY):
                 self._add(key, Priority.SWEEP)
             self._wake.set()
+
+    async def _sweep_kind(self, kind: Kind) -> None:
+        try:
+            missed = await sweep(self._cluster, self._store, kind, **self._scope(kind))
+        except OperatorError as error:
+            log.warning("sweep_failed", kind=kind.kind, error=str(error))
+            return
+        for each in missed:
+            self._metrics.missed.labels(kind.kind).inc()
+            log.warning("watch_missed", kind=kind.kind, key=str(key_of(each.object)), gone=each.is_gone)
+            owner = _owner(kind, each.object)
+            if owner is not None:
+                self._add(owner, Priority.REPAIR)
 
     async def _dispatch(self) -> None:
         """Hand keys to rounds, as many at a time as there are workers; return when stopping and all rounds are over."""
@@ -230,6 +281,10 @@ class Operator:
 
     def _count_write(self, kind: Kind, outcome: Outcome) -> None:
         self._metrics.writes.labels(kind.kind, outcome.value).inc()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _owner(kind: Kind, obj: Object) -> Key | None:

@@ -15,23 +15,27 @@ Guarantees
   creates when the name is free and answers 409 when it is not, atomically and even with ``force``. A repair carries the
   UID that was examined: 409 when that object has gone, 422 when another one took its name.
 * *Only what is ours is forced.* ``force`` is used for objects whose controller is this very EnvoyProxy, by UID.
-* *No hot loop.* An apply after which the same differences remain is counted, logged once, and not sent again until the
-  differences change.
+* *No hot loop.* An apply that the API server refuses, or after which the same differences remain, is counted, logged
+  once, and not sent again until the declaration or the object changes. Fields that a rival keeps taking are taken back
+  at once a few times and then ever more slowly (``breaker``).
+* *No write without a reason.* Each result says which fields were written and who had them (``reasons``).
 
 What does not belong here: what the objects contain (``desired``), and when to try again (``workqueue``).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 import structlog
 
+from operator_app.breaker import Breaker, Contention, as_text
 from operator_app.cluster import Cluster
 from operator_app.errors import ConflictError, InvalidError
 from operator_app.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
 from operator_app.ownership import Difference, differences
+from operator_app.reasons import Reason, reasons
 from operator_app.store import Store
 
 log = structlog.get_logger(__name__)
@@ -119,14 +123,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was done for one object. ``live`` is its latest known version; no ``problem`` means: verified."""
+    """What was done for one object.
+
+    ``live`` is its latest known version; no ``problem`` means: verified. ``reasons`` say why it was written, or why it
+    should have been. ``again_after_s`` asks for another look without any event.
+    """
 
     kind: Kind
     key: Key
     outcome: Outcome
     live: Object | None
-    differences: tuple[Difference, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     problem: Problem | None = None
+    contention: Contention | None = None
+    again_after_s: float | None = None
 
 
 def child_of(proxy: Object) -> Claim:
@@ -173,15 +183,24 @@ class Applier:
     """Plans objects against the store and carries the plans out. One instance for the operator.
 
     ``on_write`` is told of every write with its outcome; ``UNCHANGED`` there means an avoidable write, and a bug.
+    ``mono`` is a monotonic clock in seconds.
     """
 
-    def __init__(self, cluster: Cluster, store: Store, *, on_write: Callable[[Kind, Outcome], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        breaker: Breaker,
+        *,
+        on_write: Callable[[Kind, Outcome], None],
+        mono: Callable[[], float],
+    ) -> None:
         self._cluster = cluster
         self._store = store
+        self._breaker = breaker
         self._on_write = on_write
-        # Differences that an apply did not settle, by UID: the API server spells something differently, or an
-        # admission webhook insists. One small entry for each misbehaving object, until it settles.
-        self._futile: dict[str, tuple[Difference, ...]] = {}
+        self._mono = mono
+        self._vain: dict[tuple[Kind, Key], _Vain] = {}
 
     async def look(self, kind: Kind, desired: Object, claim: Claim, *, ask_server: bool = True) -> Plan:
         """Steps 1 and 2 for one object. Writes nothing, and reads live only what the store does not know.
@@ -212,18 +231,36 @@ class Applier:
         return plan(outdated.kind, outdated.desired, live, claim)
 
     async def _act(self, plan: Plan, claim: Claim) -> Result:
+        match plan:
+            case Plan(action=Action.CREATE | Action.REPAIR):
+                return await self._write(plan, claim)
+            case Plan(action=Action.NOTHING, live=dict(live)):
+                # The object holds, so whatever was in vain before is history.
+                self._vain.pop((plan.kind, plan.key), None)
+                contention = self._breaker.contention(live["metadata"]["uid"], now_mono=self._mono())
+                again_after_s = contention.forgotten_in_s if contention else None
+                return Result(
+                    plan.kind, plan.key, Outcome.UNCHANGED, live, contention=contention, again_after_s=again_after_s
+                )
+            case _:
+                return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, problem=plan.problem)
+
+    async def _write(self, plan: Plan, claim: Claim) -> Result:
+        vain = self._vain.get((plan.kind, plan.key))
+        if vain is not None and vain.is_same(plan):
+            return skipped(plan, vain.problem)
         try:
-            match plan:
-                case Plan(action=Action.CREATE):
-                    return await self._create(plan)
-                case Plan(action=Action.REPAIR, live=dict(live)):
-                    return await self._repair(plan, live, claim)
-                case Plan(action=Action.NOTHING):
-                    return Result(plan.kind, plan.key, Outcome.UNCHANGED, plan.live)
-                case _:
-                    return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, problem=plan.problem)
+            if plan.live is None:
+                return await self._create(plan)
+            return await self._repair(plan, plan.live, claim)
         except InvalidError as error:
-            return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, plan.differences, _refused(error))
+            problem = _refused(error)
+            self._vain[plan.kind, plan.key] = _Vain(plan.desired, plan.live, plan.differences, problem)
+            return skipped(plan, problem)
+
+    def forget_refusals(self) -> None:
+        """Try again what was refused or not held: its cause may lie outside of anything that is watched."""
+        self._vain.clear()
 
     async def delete(self, kind: Kind, live: Object) -> bool:
         """Delete exactly the object that was looked at. Returns whether it was there."""
@@ -251,8 +288,13 @@ class Applier:
         raise ConflictError(message, kind=kind, key=key_of(merged))
 
     async def _repair(self, plan: Plan, live: Object, claim: Claim) -> Result:
-        if self._futile.get(live["metadata"]["uid"]) == plan.differences:
-            return Result(plan.kind, plan.key, Outcome.SKIPPED, live, plan.differences, _not_held(plan.differences))
+        uid = live["metadata"]["uid"]
+        contended = {each.path: as_text(each.desired) for each in plan.differences}
+        pause_s = self._breaker.pause_s(uid, contended, now_mono=self._mono())
+        if pause_s > 0:
+            contention = self._breaker.contention(uid, now_mono=self._mono())
+            result = skipped(plan, Problem("Contended", _contended(plan, contention)))
+            return replace(result, contention=contention, again_after_s=pause_s)
         body = _with_metadata(plan.desired, claim.precondition(live))
         try:
             applied = await self._cluster.apply(plan.kind, body, force=True)
@@ -260,28 +302,60 @@ class Applier:
             if any(cause.field == "metadata.uid" for cause in error.causes):
                 raise ConflictError("another object took its name", kind=plan.kind, key=plan.key) from error
             raise
-        outcome = Outcome.CONFIGURED
-        if applied.object["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
-            outcome = Outcome.UNCHANGED
-        return self._verified(plan, applied.object, outcome)
+        is_same = applied.object["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]
+        result = self._verified(plan, applied.object, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
+        rivals = {each.field: each.managers for each in result.reasons if each.managers}
+        if rivals:
+            managers = tuple(dict.fromkeys(name for names in rivals.values() for name in names))
+            taken = {each.path: contended[each.path] for each in plan.differences if str(each) in rivals}
+            self._breaker.repaired(uid, taken, managers=managers, fields=tuple(rivals), now_mono=self._mono())
+        contention = self._breaker.contention(uid, now_mono=self._mono())
+        return replace(result, contention=contention, again_after_s=contention.forgotten_in_s if contention else None)
 
     def _verified(self, plan: Plan, stored: Object, outcome: Outcome) -> Result:
         """Hold the server's answer against the declaration; "exists" is not "done"."""
         self._on_write(plan.kind, outcome)
         self._store.learn(plan.kind, stored)
-        uid = stored["metadata"]["uid"]
+        why = reasons(plan.kind, plan.differences, plan.live)
         left = differences(plan.desired, stored)
         if not left:
-            self._futile.pop(uid, None)
-            return Result(plan.kind, plan.key, outcome, stored, plan.differences)
-        self._futile[uid] = left
+            self._vain.pop((plan.kind, plan.key), None)
+            return Result(plan.kind, plan.key, outcome, stored, why)
+        problem = _not_held(left)
+        self._vain[plan.kind, plan.key] = _Vain(plan.desired, stored, left, problem)
         log.warning(
             "noncanonical",
             kind=plan.kind.kind,
             key=str(plan.key),
-            fields=[{"field": str(each), "desired": each.desired, "stored": each.live} for each in left],
+            reasons=[each.as_dict() for each in reasons(plan.kind, left, stored)],
         )
-        return Result(plan.kind, plan.key, outcome, stored, plan.differences, _not_held(left))
+        return Result(plan.kind, plan.key, outcome, stored, why, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class _Vain:
+    """A write that is known to be in vain: what was wanted, of which object, and what came of it."""
+
+    desired: Object
+    live: Object | None
+    differences: tuple[Difference, ...]
+    problem: Problem
+
+    def is_same(self, plan: Plan) -> bool:
+        """Whether ``plan`` would send the same write to the same object for the same differences."""
+        return (
+            plan.desired == self.desired and plan.differences == self.differences and _uid(plan.live) == _uid(self.live)
+        )
+
+
+def skipped(plan: Plan, problem: Problem) -> Result:
+    """The result of a plan that is not carried out because of ``problem``."""
+    why = reasons(plan.kind, plan.differences, plan.live)
+    return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, why, problem)
+
+
+def _uid(obj: Object | None) -> str | None:
+    return None if obj is None else obj["metadata"]["uid"]
 
 
 def identity(obj: Object) -> Object:
@@ -303,3 +377,9 @@ def _not_held(left: tuple[Difference, ...]) -> Problem:
 def _refused(error: InvalidError) -> Problem:
     fields = ", ".join(cause.field for cause in error.causes) or "the object"
     return Problem(error.reason, f"{error.kind} {error.key}: {fields} was refused: {error.message}", is_terminal=True)
+
+
+def _contended(plan: Plan, contention: Contention | None) -> str:
+    who = ", ".join(contention.managers) if contention else "another manager"
+    fields = ", ".join(contention.fields) if contention else "its fields"
+    return f"{plan.kind} {plan.key}: {who} keeps taking {fields}; make one of the two writers give it up"

@@ -14,17 +14,19 @@ _PATTERN: Final = re.compile(
 _DECIMAL_EXPONENTS: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _DECIMAL_SUFFIXES: Final = {exponent: suffix for suffix, exponent in _DECIMAL_EXPONENTS.items()}
 _BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-_NANO: Final = Decimal("1e-9")
+_MILLI: Final = Decimal("1e-3")
 _LARGEST: Final = Decimal(2**63 - 1)
 _EXACT: Final = Context(prec=60)
 
 
 def canonical(text: str) -> str:
-    """The spelling that the API server stores for ``text``.
+    """The spelling of ``text`` that the API server stores as it is.
 
     Follows the rules of ``resource.Quantity.CanonicalizeBytes`` in k8s.io/apimachinery: no fraction, the largest
     suffix that keeps the number whole, binary suffixes only for whole values of at least 1024, the exponent form
-    kept where it was used, values finer than nano rounded away from zero, values beyond 2**63-1 capped.
+    kept where it was used. Values finer than milli are rounded away from zero, as every ``ResourceList`` is by
+    ``SetDefaults_ResourceList`` in k8s.io/kubernetes. Values beyond 2**63-1 are capped, which the API server does for
+    binary suffixes only; it has no right spelling for most of the others.
 
     Raises ``ValueError`` when ``text`` is not a quantity.
     """
@@ -33,7 +35,7 @@ def canonical(text: str) -> str:
         return "0"
     if suffix.endswith("i") and abs(value) >= 1024 and value == value.to_integral_value(context=_EXACT):
         return _binary(int(value))
-    return _decimal(value, exponent_form=suffix[:1] in ("e", "E") and len(suffix) > 1)
+    return _decimal(value, exponent_form=suffix not in _DECIMAL_EXPONENTS and not suffix.endswith("i"))
 
 
 def value_of(text: str) -> Decimal:
@@ -54,7 +56,7 @@ def _parsed(text: str) -> tuple[Decimal, str]:
     else:
         value = number.scaleb(int(suffix[1:]), context=_EXACT)
     if value != 0:
-        value = value.quantize(_NANO, rounding=ROUND_UP, context=_EXACT) if abs(value) < _LARGEST else value
+        value = value.quantize(_MILLI, rounding=ROUND_UP, context=_EXACT) if abs(value) < _LARGEST else value
         value = max(-_LARGEST, min(_LARGEST, value))
     return value, suffix
 

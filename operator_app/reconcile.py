@@ -18,7 +18,7 @@ import structlog
 from pydantic import ValidationError
 
 from operator_app.api import EnvoyProxySpec, ServiceType, parse_spec
-from operator_app.apply import Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of
+from operator_app.apply import Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
 from operator_app.cluster import Cluster
 from operator_app.desired import child_key, children
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 PERSISTENT_AFTER: Final = 3
 """From this many failed rounds on, a transient error is part of the truth and goes into the status."""
 
-_SEEN_BY_WATCH: Final = frozenset({"Paused", "FieldsNotHeld", "Invalid", "NoAddress", "ConfigMapNotReady"})
+_SEEN_BY_WATCH: Final = frozenset({"Paused", "FieldsNotHeld", "Invalid", "NoAddress", "ConfigMapNotReady", "Contended"})
 """Problems that end with an event that the operator watches for, so that coming back earlier is of no use."""
 
 
@@ -52,10 +52,10 @@ DONE = Verdict()
 class Reconciler:
     """Runs rounds. One instance for the operator; rounds of different proxies may run at the same time.
 
-    ``now`` gives aware UTC for ``lastTransitionTime``.
+    ``report`` is told what became of every child. ``now`` gives aware UTC for ``lastTransitionTime``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each room that a round goes through
         self,
         cluster: Cluster,
         store: Store,
@@ -64,6 +64,7 @@ class Reconciler:
         registry: Registry,
         statuses: StatusWriter,
         *,
+        report: Callable[[Object, Result], None],
         default_image: str,
         now: Callable[[], datetime],
     ) -> None:
@@ -73,6 +74,7 @@ class Reconciler:
         self._finalizer = finalizer
         self._registry = registry
         self._statuses = statuses
+        self._report = report
         self._default_image = default_image
         self._now = now
 
@@ -100,13 +102,14 @@ class Reconciler:
     async def _converge(self, proxy: Object, failures: int) -> Verdict:
         try:
             spec = parse_spec(proxy)
+            desired = children(proxy, spec, default_image=self._default_image)
         except ValidationError as error:
-            refusal = Problem("InvalidSpec", _sentence(error), is_terminal=True)
-            return await self._tell(Observation(proxy, refusal=refusal))
+            return await self._refuse(proxy, Problem("InvalidSpec", _sentence(error), is_terminal=True))
+        except TerminalError as error:
+            return await self._refuse(proxy, Problem(error.reason, error.message, is_terminal=True))
         claim = child_of(proxy)
         if not spec.paused:
             proxy = await self._finalizer.hold(proxy)
-        desired = children(proxy, spec, default_image=self._default_image)
         results, trouble = await self._bring_up(proxy, desired, claim, is_paused=spec.paused)
         if not spec.paused:
             await self._prune(proxy, desired)
@@ -115,7 +118,9 @@ class Reconciler:
             # One lost connection is no news about the proxy.
             return Verdict(failure=trouble)
         told = await self._tell(Observation(proxy, results, registration, address=_address(proxy, results)))
-        return Verdict(again_after_s=told.again_after_s, failure=trouble or _waiting(results, registration))
+        wishes = [told.again_after_s, *(each.again_after_s for each in results)]
+        again_after_s = min((each for each in wishes if each is not None), default=None)
+        return Verdict(again_after_s, trouble or _waiting(results, registration))
 
     async def _bring_up(
         self, proxy: Object, desired: Mapping[Kind, Object], claim: Claim, *, is_paused: bool
@@ -130,13 +135,13 @@ class Reconciler:
                 if obstacle is None:
                     result = await self._applier.carry_out(plan, claim)
                 else:
-                    result = Result(kind, plan.key, Outcome.SKIPPED, plan.live, plan.differences, obstacle)
+                    result = skipped(plan, obstacle)
             except TransientError as error:
                 trouble = trouble or error
                 result = _failed(kind, proxy, Problem("Retrying", str(error)))
             except TerminalError as error:
                 result = _failed(kind, proxy, Problem(error.reason, str(error), is_terminal=True))
-            _log_result(proxy, result)
+            self._report(proxy, result)
             results.append(result)
         return tuple(results), trouble
 
@@ -158,9 +163,20 @@ class Reconciler:
             if spec.paused:
                 holds = await self._registry.observe(record)
                 return None if holds else Problem("Paused", "spec.paused is set; the record waits")
-            return (await self._registry.register(record)).problem
+            registration = await self._registry.register(record)
+            if registration.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
+                log.info("record", proxy=str(record.proxy), generation=record.generation, outcome=registration.outcome)
+            return registration.problem
         except OperatorError as error:
             return Problem("RegistryError", str(error))
+
+    async def _refuse(self, proxy: Object, refusal: Problem) -> Verdict:
+        """Say why a declaration can't be acted on; nothing else is written, and what runs goes on running."""
+        key = child_key(key_of(proxy))
+        children = tuple(
+            Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=refusal) for kind in CHILD_KINDS
+        )
+        return await self._tell(Observation(proxy, children, refusal=refusal))
 
     async def _tell(self, observation: Observation) -> Verdict:
         status = next_status(observation, now=self._now())
@@ -255,16 +271,3 @@ def _address(proxy: Object, results: tuple[Result, ...]) -> str | None:
 def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     return f"spec.{'.'.join(map(str, first['loc']))}: {first['msg']}"
-
-
-def _log_result(proxy: Object, result: Result) -> None:
-    if result.outcome in (Outcome.CREATED, Outcome.CONFIGURED) or result.problem is not None:
-        log.info(
-            "child",
-            proxy=str(key_of(proxy)),
-            generation=proxy["metadata"]["generation"],
-            kind=result.kind.kind,
-            outcome=result.outcome.value,
-            fields=[f"{each} ({each.drift})" for each in result.differences],
-            reason=result.problem.reason if result.problem else None,
-        )

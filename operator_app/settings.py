@@ -43,6 +43,10 @@ class Settings(BaseSettings):
     backoff_cap_s: Seconds = Field(60, description="upper bound of the delay after many failures")
     status_settle_s: Seconds = Field(2, description="time for replica counters to come to rest before they are written")
     sweep_interval_s: Seconds = Field(900, description="time between full sweeps")
+    contention_threshold: int = Field(3, ge=1, le=100, description="repairs of a taken field before they slow down")
+    contention_window_s: Seconds = Field(60, description="repairs of a field closer together than this are a row")
+    contention_base_s: Seconds = Field(2, description="first pause between repairs of a field that is taken again")
+    contention_cap_s: Seconds = Field(300, description="longest pause between repairs of a field that is taken again")
     shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM")
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ Guarantees
   API server does *not* check ``metadata.uid`` on a status apply, only the resourceVersion.
 * ``Reconciled=True`` for a generation only after every owned field of every child was verified for it.
 * ``Reconciling`` and ``Stalled`` exist only while they are true, as kstatus asks
-  (sigs.k8s.io/cli-utils, pkg/kstatus).
+  (sigs.k8s.io/cli-utils, pkg/kstatus), and so does ``Contended``.
 * Conditions and fields of other writers survive: only what this operator owns is compared and sent.
 """
 
@@ -33,6 +33,7 @@ REGISTERED: Final = "Registered"
 READY: Final = "Ready"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
+CONTENDED: Final = "Contended"
 
 _COUNTERS: Final = frozenset({("f:status", "f:replicas"), ("f:status", "f:readyReplicas")})
 
@@ -113,7 +114,7 @@ def judgements(observation: Observation, rollout: Rollout) -> tuple[Judgement, .
     registered = _registered(observation)
     progress = _progress(observation, rollout, reconciled, available, registered)
     ready = _ready(rollout, reconciled, available, registered)
-    return (ready, reconciled, available, registered, *progress)
+    return (ready, reconciled, available, registered, *progress, *_contended(observation))
 
 
 def _reconciled(observation: Observation) -> Judgement:
@@ -125,7 +126,7 @@ def _reconciled(observation: Observation) -> Judgement:
 
 
 def _available(observation: Observation, rollout: Rollout) -> Judgement:
-    if observation.refusal is None and not _deployment(observation):
+    if _deployment(observation) is None:
         return Judgement(AVAILABLE, is_true=False, reason="NoDeployment", message="the Deployment does not exist yet")
     if not rollout.has_enough:
         message = "fewer proxies are ready than the spec asks for; readyReplicas has the number"
@@ -166,6 +167,17 @@ def _progress(observation: Observation, rollout: Rollout, *parts: Judgement) -> 
         message = "the declared state is on its way"
         return (Judgement(RECONCILING, is_true=True, reason="Progressing", message=message),)
     return ()
+
+
+def _contended(observation: Observation) -> tuple[Judgement, ...]:
+    """Who takes which fields again and again, as long as that is fresh in memory."""
+    fights = [(result.kind, result.contention) for result in observation.children if result.contention is not None]
+    if not fights:
+        return ()
+    message = "; ".join(
+        f"{', '.join(fight.managers)} keeps taking {', '.join(fight.fields)} of the {kind}" for kind, fight in fights
+    )
+    return (Judgement(CONTENDED, is_true=True, reason="FieldsTaken", message=message),)
 
 
 def rollout_of(observation: Observation) -> Rollout:
@@ -216,6 +228,16 @@ def _condition(judgement: Judgement, generation: int, stored: Object | None, now
         "reason": judgement.reason,
         "message": judgement.message,
     }
+
+
+def is_verified(proxy: Object) -> bool:
+    """Whether the stored status already confirms the proxy's current generation, so that a write now is a repair."""
+    return any(
+        each["type"] == RECONCILED
+        and each["status"] == "True"
+        and each["observedGeneration"] == proxy["metadata"]["generation"]
+        for each in (proxy.get("status") or {}).get("conditions", ())
+    )
 
 
 class StatusWriter:

@@ -92,6 +92,12 @@ class Metrics:
         self.watch_errors = Counter(
             "operator_app_watch_errors", "Lists and watches that failed.", ["kind"], registry=self.registry
         )
+        self.drift_repaired = Counter(
+            "operator_app_drift_repaired",
+            "Children in which fields that somebody else had changed were restored, or that had been deleted.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.missed = Counter(
             "operator_app_sweep_missed",
             "Changes that a sweep's list showed and the watch had not.",
