@@ -25,7 +25,8 @@ from operator_app.errors import ConflictError, OperatorError, TerminalError, Tra
 from operator_app.finalizer import Finalizer
 from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
 from operator_app.ownership import fields_of
-from operator_app.registration import Port, Record, Registry
+from operator_app.registration import Change, Port, Record
+from operator_app.registration.in_cluster import InClusterRegistry
 from operator_app.status import Observation, StatusWriter, next_status
 from operator_app.store import Store
 
@@ -61,7 +62,7 @@ class Reconciler:
         store: Store,
         applier: Applier,
         finalizer: Finalizer,
-        registry: Registry,
+        registry: InClusterRegistry,
         statuses: StatusWriter,
         *,
         report: Callable[[Object, Result], None],
@@ -164,8 +165,8 @@ class Reconciler:
                 holds = await self._registry.observe(record)
                 return None if holds else Problem("Paused", "spec.paused is set; the record waits")
             registration = await self._registry.register(record)
-            if registration.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
-                log.info("record", proxy=str(record.proxy), generation=record.generation, outcome=registration.outcome)
+            if registration.change in (Change.CREATED, Change.CONFIGURED):
+                log.info("record", proxy=str(record.proxy), generation=record.generation, change=registration.change)
             return registration.problem
         except OperatorError as error:
             return Problem("RegistryError", str(error))

@@ -4,11 +4,13 @@ A record is keyed by the UID of its EnvoyProxy and carries the generation that i
 registry never lets an older generation replace a newer one, and never touches a record of another UID.
 """
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from operator_app.api import Protocol as ListenerProtocol
-from operator_app.apply import Outcome, Problem
+from operator_app.apply import Problem
 from operator_app.kinds import Key
 
 
@@ -23,7 +25,11 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the outside world is told about one proxy."""
+    """What the outside world is told about one proxy.
+
+    ``address`` is an IPv4 or IPv6 address or a DNS name; ``ttl_s`` is ``None`` where the proxy leaves it to the
+    registry.
+    """
 
     uid: str
     generation: int
@@ -31,34 +37,72 @@ class Record:
     hostname: str | None
     address: str
     ports: tuple[Port, ...]
+    ttl_s: int | None = None
+
+
+class Finding(StrEnum):
+    """What a registry holds for a record."""
+
+    ABSENT = "absent"
+    MATCHING = "matching"
+    DIFFERENT = "different"
+    """Ours, by UID, but not what the record says: an older generation, or changed by hand."""
+    NEWER = "newer"
+    """Ours, by UID, and made from a newer generation than the record's."""
+    FOREIGN = "foreign"
+    """Somebody else's, or nobody's that can be proved."""
+
+
+class Change(StrEnum):
+    """What a call did to the outside."""
+
+    CREATED = "created"
+    CONFIGURED = "configured"
+    UNCHANGED = "unchanged"
+    DELETED = "deleted"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What became of a record in one round; no ``problem`` means: the registry confirms exactly this record."""
+    """What became of a record; no ``problem`` means: the registry confirms exactly this record."""
 
-    outcome: Outcome
+    change: Change
     problem: Problem | None = None
 
 
-class Registry(Protocol):
-    """An outside system that keeps one record for each proxy. Every method can be repeated and interrupted anywhere.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record as a registry lists it, for an audit. ``proxy`` is for people; only ``uid`` counts."""
 
-    Errors are those of ``operator_app.errors``.
+    uid: str
+    proxy: Key
+    name: str
+
+
+class Registry(Protocol):
+    """An outside system that keeps one record for each hostname. Every method may be repeated and interrupted anywhere.
+
+    Assumes one caller at a time for each proxy. Raises the errors of ``operator_app.errors``: ``TransientError`` for
+    what passes (down, slow, 5xx, 429 with its ``retry_after_s``), ``TerminalError`` for what does not (credentials,
+    no such zone).
     """
 
-    async def observe(self, record: Record) -> bool:
-        """Whether the outside holds exactly ``record``. Writes nothing."""
+    async def observe(self, record: Record) -> Finding:
+        """What the outside holds for ``record``. Writes nothing."""
         ...
 
     async def register(self, record: Record) -> Registration:
-        """Bring the outside to ``record``; without a write where it holds already."""
+        """Bring the outside to ``record``, without a write where it holds already, and confirm it by a read after."""
         ...
 
-    async def deregister(self, uid: str) -> None:
-        """Remove the record of ``uid`` if there is one; when this returns, the removal is confirmed."""
+    async def deregister(self, uid: str, hostname: str) -> Change:
+        """Remove what is ours, by UID, under ``hostname``; when this returns, the removal is confirmed.
+
+        ``UNCHANGED``: there was nothing. ``SKIPPED``: there is a record, and it is somebody else's.
+        """
         ...
 
-    def known_lives(self, proxy: Key) -> tuple[str, ...]:
-        """UIDs of the records that name ``proxy``, as far as known without asking."""
+    def entries(self) -> AsyncIterator[Entry]:
+        """Every record that names this operator as its maker."""
         ...

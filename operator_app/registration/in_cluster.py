@@ -4,10 +4,10 @@ The API server provides what a registry needs: a record's name is derived from t
 uniqueness of records, and an apply that carries a resourceVersion is a compare-and-set.
 """
 
-from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Outcome, Problem, Standing
+from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Problem, Standing
 from operator_app.cluster import Cluster
 from operator_app.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Object
-from operator_app.registration import Record, Registration
+from operator_app.registration import Change, Record, Registration
 from operator_app.store import Store
 
 
@@ -27,8 +27,8 @@ class InClusterRegistry:
         result = await self._applier.carry_out(plan, claim)
         if result.problem is not None and result.problem.reason == NAME_CONFLICT:
             message = f"the record {result.key} is not this proxy's to change"
-            return Registration(Outcome.SKIPPED, Problem("RecordConflict", message, is_terminal=True))
-        return Registration(result.outcome, result.problem)
+            return Registration(Change.SKIPPED, Problem("RecordConflict", message, is_terminal=True))
+        return Registration(Change(result.outcome.value), result.problem)
 
     async def observe(self, record: Record) -> bool:
         """See :class:`operator_app.registration.Registry`."""
