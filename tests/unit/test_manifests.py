@@ -43,6 +43,7 @@ OPERATOR_CLUSTER: Final = {
     ("", "namespaces", "get"): "the tenant label of one namespace",
     ("", "namespaces", "list"): "start of a watch",
     ("", "namespaces", "watch"): "learn of a changed tenant label",
+    ("events.k8s.io", "events", "get"): "how often a repeated event was counted already, by an earlier life too",
     ("events.k8s.io", "events", "create"): "tell the tenant",
     ("events.k8s.io", "events", "patch"): "count a repeated event instead of creating another",
 }
