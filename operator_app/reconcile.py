@@ -25,7 +25,7 @@ from operator_app.errors import ConflictError, OperatorError, TerminalError, Tra
 from operator_app.finalizer import Finalizer
 from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
 from operator_app.ownership import fields_of
-from operator_app.registration import Change, Port, Record
+from operator_app.registration import Change, Finding, Port, Record
 from operator_app.registration.in_cluster import InClusterRegistry
 from operator_app.status import Observation, StatusWriter, next_status
 from operator_app.store import Store
@@ -161,15 +161,18 @@ class Reconciler:
             ports=tuple(Port(each.name, each.port, each.protocol) for each in spec.listeners),
         )
         try:
-            if spec.paused:
-                holds = await self._registry.observe(record)
-                return None if holds else Problem("Paused", "spec.paused is set; the record waits")
-            registration = await self._registry.register(record)
-            if registration.change in (Change.CREATED, Change.CONFIGURED):
-                log.info("record", proxy=str(record.proxy), generation=record.generation, change=registration.change)
-            return registration.problem
+            return await self._confirm(record, is_paused=spec.paused)
         except OperatorError as error:
             return Problem("RegistryError", str(error))
+
+    async def _confirm(self, record: Record, *, is_paused: bool) -> Problem | None:
+        if is_paused:
+            holds = await self._registry.observe(record) is Finding.MATCHING
+            return None if holds else Problem("Paused", "spec.paused is set; the record waits")
+        registration = await self._registry.register(record)
+        if registration.change in (Change.CREATED, Change.CONFIGURED):
+            log.info("record", proxy=str(record.proxy), generation=record.generation, change=registration.change.value)
+        return registration.problem
 
     async def _refuse(self, proxy: Object, refusal: Problem) -> Verdict:
         """Say why a declaration can't be acted on; nothing else is written, and what runs goes on running."""

@@ -7,7 +7,7 @@ uniqueness of records, and an apply that carries a resourceVersion is a compare-
 from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Problem, Standing
 from operator_app.cluster import Cluster
 from operator_app.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Object
-from operator_app.registration import Change, Record, Registration
+from operator_app.registration import Change, Finding, Record, Registration
 from operator_app.store import Store
 
 
@@ -30,10 +30,18 @@ class InClusterRegistry:
             return Registration(Change.SKIPPED, Problem("RecordConflict", message, is_terminal=True))
         return Registration(Change(result.outcome.value), result.problem)
 
-    async def observe(self, record: Record) -> bool:
+    async def observe(self, record: Record) -> Finding:
         """See :class:`operator_app.registration.Registry`."""
         plan = await self._applier.look(PROXY_REGISTRATION, self._desired(record), _claim(record))
-        return plan.action is Action.NOTHING
+        match plan.action:
+            case Action.CREATE:
+                return Finding.ABSENT
+            case Action.NOTHING:
+                return Finding.MATCHING
+            case Action.REPAIR:
+                return Finding.DIFFERENT
+            case _:
+                return Finding.FOREIGN
 
     async def deregister(self, uid: str) -> None:
         """See :class:`operator_app.registration.Registry`."""
