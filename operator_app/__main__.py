@@ -1,4 +1,4 @@
-"""The command line: ``python -m operator_app [run|crd|render]``.
+"""The command line: ``python -m operator_app [run|crd|render|explain]``.
 
 Errors are one sentence on standard error and a non-zero exit: 2 for what the user gave, 1 for what went wrong.
 """
@@ -14,10 +14,12 @@ from pydantic import ValidationError
 
 from operator_app import app
 from operator_app.api import parse_spec
+from operator_app.cluster import Cluster
 from operator_app.crd import crds, to_yaml
 from operator_app.desired import children
-from operator_app.errors import ConfigurationError
-from operator_app.kinds import ENVOY_PROXY, Object
+from operator_app.errors import ConfigurationError, OperatorError
+from operator_app.explain import explain
+from operator_app.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object
 from operator_app.settings import ENV_PREFIX, Settings
 from operator_app.telemetry import configure_logging
 
@@ -37,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         case "render":
             return _render(parsed.file, parsed.image)
+        case "explain":
+            return _explain(parsed)
         case _:
             return _run(parsed)
 
@@ -63,7 +67,36 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument(
         "--image", default=Settings.model_fields["image"].default, help="Envoy image where the spec names none"
     )
+    tell = commands.add_parser("explain", help="tell who owns which field of a proxy's children; writes nothing")
+    tell.add_argument("proxy", metavar="NAMESPACE/NAME")
+    tell.add_argument("--kubeconfig", type=Path, metavar="FILE", help="as for run")
+    tell.add_argument("--context", metavar="NAME", help="as for run")
+    tell.add_argument("--image", default=argparse.SUPPRESS, help="the operator's --image, where it is not the default")
     return parser
+
+
+def _explain(parsed: argparse.Namespace) -> int:
+    namespace, slash, name = parsed.proxy.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        return _complain(f"{parsed.proxy!r} is not NAMESPACE/NAME", code=2)
+    given = {
+        each: value for each, value in vars(parsed).items() if each in ("kubeconfig", "context", "image") and value
+    }
+
+    async def tell() -> str:
+        settings = Settings(**given)
+        async with Cluster.connect(
+            kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER
+        ) as cluster:
+            return await explain(cluster, Key(namespace, name), default_image=settings.image)
+
+    try:
+        sys.stdout.write(anyio.run(tell))
+    except ConfigurationError as error:
+        return _complain(str(error), code=2)
+    except (OperatorError, ValidationError, ValueError) as error:
+        return _complain(" ".join(str(error).split()))
+    return 0
 
 
 def _run(parsed: argparse.Namespace) -> int:

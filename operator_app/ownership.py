@@ -34,6 +34,7 @@ Path = tuple[str, ...]
 _NOTHING: Final[Fields] = {}
 _IDENTITY: Final = frozenset({"name", "namespace", "uid", "resourceVersion"})
 _ABSENT: Final = None
+_ESCAPED_BY_GO: Final = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
 
 
 class Drift(StrEnum):
@@ -90,7 +91,7 @@ def differences(desired: Object, live: Object, *, subresource: str = "") -> tupl
     ``desired`` must be canonical (spelled as the server stores it) and name every key field of its keyed lists.
     """
     owned = fields_of(live, subresource=subresource)
-    return tuple(_compare((), _configuration(desired), _configuration(live), owned))
+    return tuple(_compare_map((), _configuration(desired), _configuration(live), owned))
 
 
 def owners_of(path: Path, live: Object) -> tuple[str, ...]:
@@ -101,6 +102,29 @@ def owners_of(path: Path, live: Object) -> tuple[str, ...]:
         if not ours and _contains(entry.get("fieldsV1") or _NOTHING, path):
             names.append(entry.get("manager", ""))
     return tuple(dict.fromkeys(names))
+
+
+def owned_values(live: Object) -> Iterator[tuple[Path, Value]]:
+    """Every leaf of our field set with its live value, in the order of the set."""
+    yield from _leaves((), _configuration(live), fields_of(live))
+
+
+def _leaves(path: Path, live: Value, owned: Fields) -> Iterator[tuple[Path, Value]]:
+    if not owned:
+        yield path, live
+        return
+    for element, inner in owned.items():
+        if element.startswith("f:"):
+            value = live.get(element[2:]) if isinstance(live, dict) else None
+        elif element.startswith("k:"):
+            key = _key_fields(element)
+            items = live if isinstance(live, list) else ()
+            value = next((item for item in items if _has_key(item, key)), None)
+        elif element.startswith("v:"):
+            value = json.loads(element[2:])
+        else:
+            continue
+        yield from _leaves((*path, element), value, inner)
 
 
 def _configuration(obj: Object) -> Object:
@@ -120,8 +144,11 @@ def _compare(path: Path, desired: Value, live: Value, owned: Fields) -> Iterator
             yield Difference(path, Drift.OUTDATED, desired, live)
     elif any(element.startswith("v:") for element in owned):
         yield from _compare_members(path, desired, live, owned)
-    elif isinstance(desired, list) or any(element.startswith("k:") for element in owned):
+    elif any(element.startswith("k:") for element in owned):
         yield from _compare_keyed(path, desired, live, owned)
+    elif isinstance(desired, list):
+        # All of our items were taken, and with them the names of the key fields.
+        yield Difference(path, Drift.TAKEN, desired, live)
     else:
         yield from _compare_map(path, desired, live, owned)
 
@@ -163,7 +190,7 @@ def _compare_keyed(path: Path, desired: Value, live: Value, owned: Fields) -> It
         if index not in matched:
             key = {name: item.get(name) for name in names}
             live_item = next((found for found in present if _has_key(found, key)), None)
-            yield Difference((*path, "k:" + json.dumps(key, separators=(",", ":"))), Drift.TAKEN, item, live_item)
+            yield Difference((*path, f"k:{_spelled(key)}"), Drift.TAKEN, item, live_item)
 
 
 def _compare_members(path: Path, desired: Value, live: Value, owned: Fields) -> Iterator[Difference]:
@@ -211,7 +238,17 @@ def _has_key(item: Value, key: Mapping[str, Any]) -> bool:
 
 
 def _member(value: Value) -> str:
-    return "v:" + json.dumps(value, separators=(",", ":"))
+    return f"v:{_spelled(value)}"
+
+
+def _spelled(value: Value) -> str:
+    """JSON as the API server writes it into path elements.
+
+    sigs.k8s.io/structured-merge-diff, fieldpath/serialize-pe.go: compatible with Go's encoding/json, which escapes
+    what HTML would read and nothing else that is printable.
+    """
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text.translate(_ESCAPED_BY_GO)
 
 
 def _dotted_element(element: str) -> str:

@@ -50,13 +50,18 @@ def reasons(kind: Kind, differences: tuple[Difference, ...], live: Object | None
     return tuple(_reason(kind, each, live) for each in differences)
 
 
+def as_json(value: Value) -> str:
+    """``value`` as compact JSON, always in the same order."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
 def shown(kind: Kind, path: Path, value: Value) -> Value:
     """``value`` as it may be printed: secrets masked, long texts by length and digest."""
     if value is None:
         return None
     if _is_secret(kind, path):
         return MASKED
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    text = value if isinstance(value, str) else as_json(value)
     if len(text) <= SHOWN_CHARACTERS:
         return value
     return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -86,4 +91,4 @@ def _is_secret(kind: Kind, path: Path) -> bool:
 
 
 def _compact(value: Value) -> str:
-    return "nothing" if value is None else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return "nothing" if value is None else as_json(value)

@@ -1,0 +1,82 @@
+"""What the operator sees in one proxy: for each child and field the owner, the declared and the live value.
+
+It takes the same looks and makes the same plans as a round, from live reads, and writes nothing.
+"""
+
+from collections.abc import Iterator
+
+from operator_app.api import parse_spec
+from operator_app.apply import Action, Plan, child_of, plan
+from operator_app.cluster import Cluster
+from operator_app.desired import children
+from operator_app.errors import NotFoundError
+from operator_app.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object, Value, key_of
+from operator_app.ownership import Difference, Drift, dotted, owned_values, owners_of
+from operator_app.reasons import as_json, shown
+
+_VERDICTS = {
+    Action.NOTHING: "holds; nothing to write",
+    Action.CREATE: "does not exist; the next round creates it",
+    Action.REPAIR: "differs; the next round writes the fields marked with !",
+    Action.WAIT: "waits",
+    Action.LEAVE: "is left alone",
+}
+
+
+async def explain(cluster: Cluster, key: Key, *, default_image: str) -> str:
+    """A report on the proxy at ``key``.
+
+    Raises ``NotFoundError`` when there is none, and ``pydantic.ValidationError`` when its spec can't be read.
+    """
+    proxy = await cluster.get(ENVOY_PROXY, key)
+    if proxy is None:
+        raise NotFoundError("NotFound", "there is no such object", kind=ENVOY_PROXY, key=key)
+    spec = parse_spec(proxy)
+    lines = list(_heading(proxy, is_paused=spec.paused))
+    claim = child_of(proxy)
+    for kind, desired in children(proxy, spec, default_image=default_image).items():
+        live = await cluster.get(kind, key_of(desired))
+        lines += ["", *_child(plan(kind, desired, live, claim))]
+    return "\n".join(lines) + "\n"
+
+
+def _heading(proxy: Object, *, is_paused: bool) -> Iterator[str]:
+    metadata, status = proxy["metadata"], proxy.get("status") or {}
+    yield f"EnvoyProxy {key_of(proxy)}, generation {metadata['generation']}, uid {metadata['uid']}"
+    if "deletionTimestamp" in metadata:
+        yield f"  is being deleted since {metadata['deletionTimestamp']}; nothing is written to its children any more"
+    if is_paused:
+        yield "  is paused; nothing below is written until spec.paused is false"
+    for condition in status.get("conditions", ()):
+        yield (
+            f"  {condition['type']}={condition['status']} ({condition['reason']}) for generation "
+            f"{condition['observedGeneration']}, since {condition['lastTransitionTime']}: {condition['message']}"
+        )
+
+
+def _child(planned: Plan) -> Iterator[str]:
+    verdict = planned.problem.message if planned.problem else _VERDICTS[planned.action]
+    yield f"{planned.kind} {planned.key}: {verdict}"
+    if planned.live is None or planned.action not in (Action.NOTHING, Action.REPAIR):
+        return
+    differing = {each.path for each in planned.differences}
+    for path, value in owned_values(planned.live):
+        if path not in differing:
+            others = owners_of(path, planned.live)
+            owners = ", ".join((FIELD_MANAGER, *others))
+            yield f"    {dotted(path)}  owner {owners}  = {_text(shown(planned.kind, path, value))}"
+    for each in planned.differences:
+        yield f"  ! {_difference(planned, planned.live, each)}"
+
+
+def _difference(planned: Plan, live: Object, difference: Difference) -> str:
+    others = owners_of(difference.path, live)
+    owners = others if difference.drift is Drift.TAKEN else (FIELD_MANAGER, *others)
+    desired = _text(shown(planned.kind, difference.path, difference.desired))
+    found = _text(shown(planned.kind, difference.path, difference.live))
+    owner = ", ".join(owners) or "nobody"
+    return f"{difference}  owner {owner}  desired {desired}  live {found}  ({difference.drift.value})"
+
+
+def _text(value: Value) -> str:
+    return "nothing" if value is None else as_json(value)

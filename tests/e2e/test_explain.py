@@ -1,0 +1,62 @@
+"""``python -m operator_app explain``: who owns what, what drifted, and what would be written, without writing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from operator_app.desired import child_key
+from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key
+from tests.e2e.kube import Kube
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import a_proxy, family, wait_reconciled
+
+
+def explain(kubeconfig: Path, proxy: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would, and give what it printed."""
+    command = [sys.executable, "-m", "operator_app", "explain", proxy, "--kubeconfig", str(kubeconfig)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_explain_tells_owner_desired_and_live_of_every_field_and_writes_nothing(
+    admin: Kube, namespace: str, operator_kubeconfig: Path, running_operator: OperatorProcess
+) -> None:
+    """A drifted field is told with its taker, what is declared and what is there; the rest holds; nothing changes."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    wait_reconciled(admin, key)
+    running_operator.stop()
+    port = {"spec": {"ports": [{"name": "http", "port": 80, "targetPort": 9999, "protocol": "TCP"}]}}
+    admin.patch(SERVICE, child_key(key), port, field_manager="somebody")
+    admin.delete(CONFIG_MAP, child_key(key))
+    before = admin.get(SERVICE, child_key(key)), admin.get(DEPLOYMENT, child_key(key)), admin.get(ENVOY_PROXY, key)
+
+    told = explain(operator_kubeconfig, str(key))
+
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    service = f"Service {child_key(key)}"
+    assert f"ConfigMap {child_key(key)}: does not exist; the next round creates it" in lines
+    assert f"Deployment {child_key(key)}: holds; nothing to write" in lines
+    assert f"{service}: differs; the next round writes the fields marked with !" in lines
+    field = '.spec.ports[port=80,protocol="TCP"].targetPort'
+    assert f"  ! {field}  owner somebody  desired 10080  live 9999  (taken)" in lines
+    assert "    .spec.replicas  owner operator-app  = 1" in lines
+    assert any(line.startswith("  Reconciled=True (Verified) for generation 1, since ") for line in lines)
+    after = admin.get(SERVICE, child_key(key)), admin.get(DEPLOYMENT, child_key(key)), admin.get(ENVOY_PROXY, key)
+    assert after == before
+
+    running_operator.start()
+    admin.wait_until(SERVICE, child_key(key), lambda live: live["spec"]["ports"][0]["targetPort"] == 10080)
+    admin.wait_until(CONFIG_MAP, child_key(key), lambda live: "data" in live)
+    repaired = explain(operator_kubeconfig, str(key)).stdout
+    assert "!" not in repaired
+    assert family(admin, key).children.keys() == {CONFIG_MAP, DEPLOYMENT, SERVICE}
+
+
+def test_explain_answers_bad_input_with_one_sentence(operator_kubeconfig: Path) -> None:
+    """What is no address ends with 2, what does not exist with 1, and neither with a traceback."""
+    malformed = explain(operator_kubeconfig, "web")
+    assert (malformed.returncode, malformed.stderr) == (2, "operator_app: 'web' is not NAMESPACE/NAME\n")
+    absent = explain(operator_kubeconfig, "default/no-such-proxy")
+    assert absent.returncode == 1
+    assert absent.stderr == "operator_app: EnvoyProxy default/no-such-proxy: there is no such object\n"
