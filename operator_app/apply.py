@@ -30,11 +30,11 @@ from typing import Final
 
 import structlog
 
-from operator_app.breaker import Breaker, Contention, as_text
+from operator_app.breaker import Breaker, Contention, Taken, as_text
 from operator_app.cluster import Cluster
 from operator_app.errors import ConflictError, InvalidError
 from operator_app.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
-from operator_app.ownership import Difference, differences
+from operator_app.ownership import Difference, Drift, differences
 from operator_app.reasons import Reason, reasons
 from operator_app.store import Store
 
@@ -304,11 +304,13 @@ class Applier:
             raise
         is_same = applied.object["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]
         result = self._verified(plan, applied.object, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
-        rivals = {each.field: each.managers for each in result.reasons if each.managers}
-        if rivals:
-            managers = tuple(dict.fromkeys(name for names in rivals.values() for name in names))
-            taken = {each.path: contended[each.path] for each in plan.differences if str(each) in rivals}
-            self._breaker.repaired(uid, taken, managers=managers, fields=tuple(rivals), now_mono=self._mono())
+        taken = [
+            Taken(each.path, why.field, contended[each.path], why.managers)
+            for each, why in zip(plan.differences, result.reasons, strict=True)
+            if each.drift is Drift.TAKEN
+        ]
+        given_up = [each.path for each in plan.differences if each.drift is Drift.UNWANTED]
+        self._breaker.repaired(uid, taken, given_up=given_up, now_mono=self._mono())
         contention = self._breaker.contention(uid, now_mono=self._mono())
         return replace(result, contention=contention, again_after_s=contention.forgotten_in_s if contention else None)
 
@@ -380,6 +382,4 @@ def _refused(error: InvalidError) -> Problem:
 
 
 def _contended(plan: Plan, contention: Contention | None) -> str:
-    who = ", ".join(contention.managers) if contention else "another manager"
-    fields = ", ".join(contention.fields) if contention else "its fields"
-    return f"{plan.kind} {plan.key}: {who} keeps taking {fields}; make one of the two writers give it up"
+    return f"{plan.kind} {plan.key}: {contention}; make one of the two writers give it up"

@@ -1,20 +1,23 @@
 """When two writers want the same field: how to keep ours without a war. Pure, in virtual time.
 
 Forcing a field back the moment it is taken is right the first few times, and a write at full speed for ever when the
-other writer does the same (a second controller, a policy engine, a cron job). The breaker counts how often the *same*
-fields of one object had to be taken back in a row. Past a threshold it opens: further repairs of just these fields
-wait, longer each time. Everything else goes on: another field, another value, another object are never held up.
+other writer does the same (a second controller, a policy engine, a cron job). The breaker counts, for every field of an
+object, how often it had to be taken back in a row. Past a threshold it opens for that field: further repairs wait,
+longer each time. Everything else goes on: another field, another value, another object are never held up.
 
 Guarantees
-    - The k-th repair past the threshold is followed by a pause of ``min(cap_s, base_s * 2 ** k)`` seconds.
+    - The repair of a field that is the k-th past the threshold (the threshold itself is number 0) is followed by a
+      pause of ``min(cap_s, base_s * 2 ** k)`` seconds, whichever other fields are fought over in between.
     - It closes by itself: once a repair has lasted ``memory_s`` (at least ``window_s``, and twice the last pause) the
       count starts anew.
     - Nothing is lost while it is open: a declaration that wants another value, or a difference in any other field,
       is not held up, and such a write takes the contended fields along.
+    - A field that is no longer declared is forgotten, so that to declare it and take it back is no fight.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from operator_app.kinds import Value
 from operator_app.ownership import Path
@@ -34,77 +37,118 @@ class BreakerTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """One field that was taken back: ``wanted`` is our value as text, ``field`` the path as people read it.
+
+    ``managers`` had it; none of them means that the field had been removed, which leaves no trace of who did it.
+    """
+
+    path: Path
+    field: str
+    wanted: str
+    managers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Contention:
-    """A fight that goes on: who keeps taking which fields, and until when it is remembered (seconds from now)."""
+    """Fights that go on: who keeps taking which fields, and when the first of them is forgotten (seconds from now)."""
 
     managers: tuple[str, ...]
     fields: tuple[str, ...]
     forgotten_in_s: float
 
+    def __str__(self) -> str:
+        return f"{', '.join(self.managers) or 'another writer'} keeps taking {', '.join(self.fields)}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Fight:
-    wanted: Mapping[Path, str] = field(default_factory=dict)
-    managers: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()
-    streak: int = 0
-    last_mono: float = 0.0
-    pause_s: float = 0.0
-    memory_s: float = 0.0
+    """About one field of one object."""
+
+    field: str
+    wanted: str
+    managers: tuple[str, ...]
+    streak: int
+    last_mono: float
+    pause_s: float
+    memory_s: float
+
+    def is_over(self, now_mono: float) -> bool:
+        return now_mono >= self.last_mono + self.memory_s
+
+
+_FEW: Final = 64
+"""Objects whose finished fights may be kept before anybody looks."""
 
 
 class Breaker:
-    """One memory of fights for all objects, by UID. ``wanted`` maps contended paths to what we want there, as text."""
+    """One memory of fights for all objects, by UID and path."""
 
     def __init__(self, times: BreakerTimes) -> None:
         self._times = times
-        self._fights: dict[str, _Fight] = {}
+        self._fights: dict[str, dict[Path, _Fight]] = {}
+        self._purge_above = _FEW
 
     def pause_s(self, uid: str, wanted: Mapping[Path, str], *, now_mono: float) -> float:
-        """How long a repair of just these fields has to wait; 0 means: go ahead."""
-        fight = self._current(uid, now_mono)
-        if fight is None or any(fight.wanted.get(path) != value for path, value in wanted.items()):
-            return 0.0
-        return max(0.0, fight.last_mono + fight.pause_s - now_mono)
+        """How long a repair of just these fields, to these values as text, has to wait; 0 means: go ahead."""
+        fights = self._current(uid, now_mono)
+        pauses_s = []
+        for path, value in wanted.items():
+            fight = fights.get(path)
+            if fight is None or fight.wanted != value:
+                return 0.0
+            pauses_s.append(max(0.0, fight.last_mono + fight.pause_s - now_mono))
+        return min(pauses_s, default=0.0)
 
-    def repaired(
-        self,
-        uid: str,
-        wanted: Mapping[Path, str],
-        *,
-        managers: tuple[str, ...],
-        fields: tuple[str, ...],
-        now_mono: float,
-    ) -> None:
-        """Remember that these fields were taken back from ``managers``."""
-        for stale in [each for each in self._fights if self._current(each, now_mono) is None]:
-            del self._fights[stale]
-        earlier = self._fights.get(uid)
-        if earlier is None or not earlier.wanted.keys() & wanted.keys():
-            earlier = _Fight()
-        streak = earlier.streak + 1
+    def repaired(self, uid: str, taken: Iterable[Taken], *, given_up: Iterable[Path] = (), now_mono: float) -> None:
+        """Remember that these fields were taken back, and that we do not want the ones that are ``given_up`` any more.
+
+        Costs amortised O(1) in the number of objects.
+        """
+        unwanted = tuple(given_up)
+        earlier = {
+            path: fight
+            for path, fight in self._current(uid, now_mono).items()
+            if not any(_is_within(path, other) or _is_within(other, path) for other in unwanted)
+        }
+        fights = earlier | {each.path: self._next(earlier.get(each.path), each, now_mono) for each in taken}
+        if fights:
+            self._fights[uid] = fights
+        else:
+            self._fights.pop(uid, None)
+        if len(self._fights) > self._purge_above:
+            self._fights = {each: left for each in self._fights if (left := self._current(each, now_mono))}
+            self._purge_above = max(_FEW, 2 * len(self._fights))
+
+    def contention(self, uid: str, *, now_mono: float) -> Contention | None:
+        """The fights over an object that have gone past the threshold and are not forgotten."""
+        fights = [each for each in self._current(uid, now_mono).values() if each.streak >= self._times.threshold]
+        if not fights:
+            return None
+        return Contention(
+            managers=tuple(dict.fromkeys(name for each in fights for name in each.managers)),
+            fields=tuple(each.field for each in fights),
+            forgotten_in_s=min(each.last_mono + each.memory_s for each in fights) - now_mono,
+        )
+
+    def _next(self, earlier: _Fight | None, taken: Taken, now_mono: float) -> _Fight:
+        streak = earlier.streak + 1 if earlier else 1
         beyond = streak - self._times.threshold
         pause_s = min(self._times.cap_s, self._times.base_s * 2.0 ** min(beyond, 64)) if beyond >= 0 else 0.0
-        self._fights[uid] = _Fight(
-            wanted={**earlier.wanted, **wanted},
-            managers=_union(earlier.managers, managers),
-            fields=_union(earlier.fields, fields),
+        known = earlier.managers if earlier else ()
+        return _Fight(
+            field=taken.field,
+            wanted=taken.wanted,
+            managers=tuple(dict.fromkeys((*known, *taken.managers))),
             streak=streak,
             last_mono=now_mono,
             pause_s=pause_s,
             memory_s=max(self._times.window_s, 2 * pause_s),
         )
 
-    def contention(self, uid: str, *, now_mono: float) -> Contention | None:
-        """The fight over an object, once it has gone past the threshold and until it is forgotten."""
-        fight = self._current(uid, now_mono)
-        if fight is None or fight.streak < self._times.threshold:
-            return None
-        return Contention(fight.managers, fight.fields, fight.last_mono + fight.memory_s - now_mono)
-
-    def _current(self, uid: str, now_mono: float) -> _Fight | None:
-        fight = self._fights.get(uid)
-        return fight if fight is not None and now_mono < fight.last_mono + fight.memory_s else None
+    def _current(self, uid: str, now_mono: float) -> dict[Path, _Fight]:
+        fights = self._fights.get(uid, {})
+        return {path: fight for path, fight in fights.items() if not fight.is_over(now_mono)}
 
 
 def as_text(value: Value) -> str:
@@ -112,5 +156,5 @@ def as_text(value: Value) -> str:
     return repr(value)
 
 
-def _union(earlier: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*earlier, *now)))
+def _is_within(path: Path, other: Path) -> bool:
+    return path[: len(other)] == other

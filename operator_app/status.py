@@ -174,9 +174,7 @@ def _contended(observation: Observation) -> tuple[Judgement, ...]:
     fights = [(result.kind, result.contention) for result in observation.children if result.contention is not None]
     if not fights:
         return ()
-    message = "; ".join(
-        f"{', '.join(fight.managers)} keeps taking {', '.join(fight.fields)} of the {kind}" for kind, fight in fights
-    )
+    message = "; ".join(f"{fight} of the {kind}" for kind, fight in fights)
     return (Judgement(CONTENDED, is_true=True, reason="FieldsTaken", message=message),)
 
 
