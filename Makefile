@@ -81,7 +81,11 @@ demo: $(STAMP) ## A local API server, the operator and a sample proxy, shown and
 
 .PHONY: dev
 dev: $(STAMP) ## Start the local cluster, leave it running and print its KUBECONFIG
-	@$(BIN)/python -m tests.e2e.dev $(ARGS)
+	@$(BIN)/python -m tests.e2e.dev
+
+.PHONY: dev-stop
+dev-stop: $(STAMP) ## Stop what `make dev` left running
+	@$(BIN)/python -m tests.e2e.dev stop
 
 .PHONY: lock
 lock: ## Write requirements/*.txt from pyproject.toml; ARGS=--upgrade takes newer versions

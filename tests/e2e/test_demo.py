@@ -1,0 +1,213 @@
+"""The two commands that people meet first: the demo from end to end, and a cluster that stays until it is stopped."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from operator_app.kinds import NAMESPACE, Key
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane.build import built_binary, cache_directory
+from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, kind_of, kubeconfig_context
+from tests.e2e.node import StandInNode
+from tests.e2e.operator_process import OPERATOR_NAMESPACE
+from tests.e2e.stage import CRDS, IDENTITY, objects_in
+
+pytestmark = pytest.mark.skipif(
+    bool(os.environ.get("E2E_KUBECONFIG")), reason="the demo removes what it makes: it is tried on clusters of its own"
+)
+
+ROOT: Final = Path(__file__).parents[2]
+DEMO: Final = (sys.executable, "-m", "tests.e2e.demo", "--quiet-seconds=3")
+DEV: Final = (sys.executable, "-m", "tests.e2e.dev")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _binary(pytestconfig: pytest.Config) -> None:
+    """The control plane is built before a test's time limit runs."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def report(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(line, file=sys.stderr, flush=True)
+
+    built_binary(report)
+
+
+@pytest.fixture(scope="module")
+def somebodys_cluster(_binary: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A cluster with a node, in which nothing of the operator was ever installed."""
+    log = tmp_path_factory.mktemp("node") / "node.log"
+    with ControlPlane() as cluster, StandInNode(cluster.kubeconfig, log_file=log):
+        yield cluster
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """One command in the repository's root, whatever its exit code."""
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(variables), capture_output=True, text=True, check=False, timeout=280
+    )
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's variables, with those given and without a cluster of the caller's own."""
+    return {name: value for name, value in os.environ.items() if name != "KUBECONFIG"} | dict(variables)
+
+
+def api_server_answers(port: int) -> bool:
+    """Whether anything listens on that port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def port_in(output: str) -> int:
+    """The local API server's port, from the line that says it is ready."""
+    found = re.search(r"https://127\.0\.0\.1:(\d+) is ready", output)
+    assert found, output
+    return int(found[1])
+
+
+def test_the_demo_shows_the_whole_promise() -> None:
+    """It converges, asks through the proxy, repairs, counts no write while quiet, deletes, and stops all it started."""
+    demo = run(*DEMO)
+
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert demo.stderr == ""
+    for line in (
+        r"Ready +True +Ready: reconciled, available and registered",
+        r"converged in \d+\.\d s with [1-9]\d* write requests by the operator",
+        r"Deployment checkout-envoy: \{uid: ",
+        r"hostname: checkout\.example\.com",
+        r"whose the field is now: intruder",
+        r"repaired after \d+\.\d\d s: \.spec\.ports\[port=80,protocol=\"TCP\"\]\.targetPort is 10080 again",
+        r"\.targetPort.*taken",
+        r"write requests by the operator: 0, says the API server's audit log",
+        r"gone: ProxyRegistration edge-system/proxy-",
+        r"gone: Service team-a/checkout-envoy",
+        r"done: the demo took \d+ s",
+    ):
+        assert re.search(line, demo.stdout), f"no {line!r} in:\n{demo.stdout}"
+    if "only validates" in demo.stdout:
+        assert "not asked: no Pod runs on this machine" in demo.stdout
+    else:
+        for answer in (r"Host: checkout\.example\.com\n.* 200 'hello from app'", r"200 'hello from assets'"):
+            assert re.search(answer, demo.stdout), f"no {answer!r} in:\n{demo.stdout}"
+    assert not api_server_answers(port_in(demo.stdout))
+
+
+def test_the_demo_ends_cleanly_when_it_is_interrupted() -> None:
+    """Ctrl-C in the middle stops everything that was started, and the exit code says that it was interrupted."""
+    with subprocess.Popen(
+        [*DEMO], cwd=ROOT, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        output = ""
+        for line in demo.stdout:
+            output += line
+            if "applied:" in line:
+                break
+        demo.send_signal(signal.SIGINT)
+        demo.stdout.read()
+        said = demo.stderr.read()
+
+    assert demo.returncode == 130, said
+    assert said.strip() == "demo: interrupted; everything that was started is stopped"
+    assert not api_server_answers(port_in(output))
+
+
+@pytest.mark.timeout(300)  # the garbage collector learns of the new kinds within 30 s, and Pods drain for 30 s
+def test_the_demo_leaves_a_borrowed_cluster_as_it_was(somebodys_cluster: ControlPlane) -> None:
+    """With E2E_KUBECONFIG it plays there, asks by way of the API server, and removes all that it made."""
+    demo = run(*DEMO, E2E_KUBECONFIG=str(somebodys_cluster.kubeconfig))
+
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "write requests by the operator: 0, says the operator's own metrics" in demo.stdout
+    assert re.search(r"/proxy/ at the API server\n.* 200 'hello from app'", demo.stdout), demo.stdout
+    with Kube(somebodys_cluster.kubeconfig) as admin:
+        assert admin.list(CUSTOM_RESOURCE_DEFINITION) == []
+        for manifest in objects_in(*IDENTITY):
+            kind = kind_of(manifest)
+            name = manifest["metadata"]["name"]
+            namespace = manifest["metadata"].get("namespace", "")
+            assert admin.find(kind, Key(namespace, name)) is None, manifest
+        assert admin.find(NAMESPACE, Key("", "team-a")) is None
+
+
+def test_the_demo_refuses_a_cluster_where_it_would_disturb(somebodys_cluster: ControlPlane) -> None:
+    """A namespace with the sample's name is somebody's: one sentence, a non-zero exit, and nothing was made."""
+    with Kube(somebodys_cluster.kubeconfig) as admin:
+        theirs = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}}
+        admin.create(NAMESPACE, theirs)
+        try:
+            demo = run(*DEMO, E2E_KUBECONFIG=str(somebodys_cluster.kubeconfig))
+            assert admin.find(NAMESPACE, Key("", "team-a")) is not None
+            assert admin.find(NAMESPACE, Key("", OPERATOR_NAMESPACE)) is None
+            assert admin.list(CUSTOM_RESOURCE_DEFINITION) == []
+        finally:
+            admin.delete(NAMESPACE, Key("", "team-a"))
+            admin.wait_gone(NAMESPACE, Key("", "team-a"), timeout_s=60)
+
+    assert demo.returncode == 1
+    assert demo.stderr.strip() == (
+        "demo: the cluster has a namespace team-a already, which the demo would fill and delete"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "There is no kubeconfig"),
+        ("not: a kubeconfig\n", "current-context"),
+        ("{", "is not YAML"),
+    ],
+)
+def test_the_demo_says_what_is_wrong_with_a_kubeconfig(tmp_path: Path, content: str | None, expected: str) -> None:
+    """One line that names the file, a non-zero exit, and no traceback."""
+    file = tmp_path / "kubeconfig"
+    if content is not None:
+        file.write_text(content)
+
+    demo = run(*DEMO, E2E_KUBECONFIG=str(file))
+
+    assert demo.returncode == 1
+    assert demo.stderr.strip().count("\n") == 0, demo.stderr
+    assert str(file) in demo.stderr
+    assert expected in demo.stderr
+
+
+def test_a_dev_cluster_stays_until_it_is_stopped(tmp_path: Path) -> None:
+    """Start leaves it running and prints its KUBECONFIG, a second start finds the same one, stop ends all of it."""
+    cache = tmp_path / "operator-app"
+    cache.mkdir()
+    (cache / "controlplane").symlink_to(cache_directory() / "controlplane")
+    variables = {"XDG_CACHE_HOME": str(tmp_path)}
+    try:
+        first = run(*DEV, **variables)
+        assert first.returncode == 0, first.stdout + first.stderr
+        printed = re.search(r"^KUBECONFIG=(.+)$", first.stdout, re.MULTILINE)
+        assert printed, first.stdout
+        kubeconfig = Path(printed[1])
+        server = kubeconfig_context(kubeconfig).cluster.server
+        with Kube(kubeconfig) as admin:
+            assert len(admin.list(CUSTOM_RESOURCE_DEFINITION)) == len(CRDS)
+
+        second = run(*DEV, **variables)
+        assert second.returncode == 0
+        assert f"KUBECONFIG={kubeconfig}" in second.stdout
+        assert kubeconfig_context(kubeconfig).cluster.server == server
+    finally:
+        stopped = run(*DEV, "stop", **variables)
+
+    assert (stopped.returncode, stopped.stdout) == (0, "dev: stopped\n"), stopped.stderr
+    assert not kubeconfig.exists()
+    assert not api_server_answers(int(server.rpartition(":")[2]))
+    again = run(*DEV, "stop", **variables)
+    assert (again.returncode, again.stdout) == (0, "dev: no cluster is running\n")
