@@ -51,6 +51,9 @@ before anything else and ignores it where there is none (``tests/e2e/test_cluste
 NAME_CONFLICT: Final = "NameConflict"
 """The reason of a problem with an object that is somebody else's."""
 
+CONTENDED: Final = "Contended"
+"""The reason of a problem with an object of ours in which a rival keeps taking fields; all others hold."""
+
 
 class Standing(StrEnum):
     """Whose object it is."""
@@ -226,7 +229,8 @@ class Applier:
 
     async def _look_afresh(self, outdated: Plan, claim: Claim) -> Plan:
         live = await self._cluster.get(outdated.kind, outdated.key)
-        if live is not None:
+        # Of a stranger's object no watch would tell that it has gone, so the store must not know it.
+        if live is not None and claim.standing(live) is Standing.OURS:
             self._store.learn(outdated.kind, live)
         return plan(outdated.kind, outdated.desired, live, claim)
 
@@ -293,7 +297,7 @@ class Applier:
         pause_s = self._breaker.pause_s(uid, contended, now_mono=self._mono())
         if pause_s > 0:
             contention = self._breaker.contention(uid, now_mono=self._mono())
-            result = skipped(plan, Problem("Contended", _contended(plan, contention)))
+            result = skipped(plan, Problem(CONTENDED, _contended(plan, contention)))
             return replace(result, contention=contention, again_after_s=pause_s)
         body = _with_metadata(plan.desired, claim.precondition(live))
         try:

@@ -18,14 +18,14 @@ import structlog
 from pydantic import ValidationError
 
 from operator_app.api import EnvoyProxySpec, ServiceType, parse_spec
-from operator_app.apply import Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
+from operator_app.apply import CONTENDED, Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
 from operator_app.cluster import Cluster
 from operator_app.desired import child_key, children
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
 from operator_app.finalizer import Finalizer
 from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
 from operator_app.ownership import fields_of
-from operator_app.registration import Change, Finding, Port, Record
+from operator_app.registration import Change, Finding, Port, Record, Registration
 from operator_app.registration.in_cluster import InClusterRegistry
 from operator_app.status import Observation, StatusWriter, next_status
 from operator_app.store import Store
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 PERSISTENT_AFTER: Final = 3
 """From this many failed rounds on, a transient error is part of the truth and goes into the status."""
 
-_SEEN_BY_WATCH: Final = frozenset({"Paused", "FieldsNotHeld", "Invalid", "NoAddress", "ConfigMapNotReady", "Contended"})
+_SEEN_BY_WATCH: Final = frozenset({"Paused", "FieldsNotHeld", "Invalid", "NoAddress", "ConfigMapNotReady", CONTENDED})
 """Problems that end with an event that the operator watches for, so that coming back earlier is of no use."""
 
 
@@ -118,10 +118,10 @@ class Reconciler:
         if trouble is not None and failures < PERSISTENT_AFTER:
             # One lost connection is no news about the proxy.
             return Verdict(failure=trouble)
-        told = await self._tell(Observation(proxy, results, registration, address=_address(proxy, results)))
-        wishes = [told.again_after_s, *(each.again_after_s for each in results)]
+        told = await self._tell(Observation(proxy, results, registration.problem, address=_address(proxy, results)))
+        wishes = [told.again_after_s, registration.again_after_s, *(each.again_after_s for each in results)]
         again_after_s = min((each for each in wishes if each is not None), default=None)
-        return Verdict(again_after_s, trouble or _waiting(results, registration))
+        return Verdict(again_after_s, trouble or _waiting(results, registration.problem))
 
     async def _bring_up(
         self, proxy: Object, desired: Mapping[Kind, Object], claim: Claim, *, is_paused: bool
@@ -146,11 +146,11 @@ class Reconciler:
             results.append(result)
         return tuple(results), trouble
 
-    async def _register(self, proxy: Object, spec: EnvoyProxySpec, results: tuple[Result, ...]) -> Problem | None:
-        """Tell the registry, once there is a Service to tell of. Returns what keeps the record from being confirmed."""
+    async def _register(self, proxy: Object, spec: EnvoyProxySpec, results: tuple[Result, ...]) -> Registration:
+        """Tell the registry, once there is a Service to tell of."""
         address = _address(proxy, results)
         if address is None:
-            return Problem("NoAddress", "the Service has no address to register yet")
+            return _unregistered(Problem("NoAddress", "the Service has no address to register yet"))
         metadata = proxy["metadata"]
         record = Record(
             uid=metadata["uid"],
@@ -163,16 +163,17 @@ class Reconciler:
         try:
             return await self._confirm(record, is_paused=spec.paused)
         except OperatorError as error:
-            return Problem("RegistryError", str(error))
+            return _unregistered(Problem("RegistryError", str(error)))
 
-    async def _confirm(self, record: Record, *, is_paused: bool) -> Problem | None:
+    async def _confirm(self, record: Record, *, is_paused: bool) -> Registration:
         if is_paused:
-            holds = await self._registry.observe(record) is Finding.MATCHING
-            return None if holds else Problem("Paused", "spec.paused is set; the record waits")
+            if await self._registry.observe(record) is Finding.MATCHING:
+                return Registration(Change.UNCHANGED)
+            return _unregistered(Problem("Paused", "spec.paused is set; the record waits"))
         registration = await self._registry.register(record)
         if registration.change in (Change.CREATED, Change.CONFIGURED):
             log.info("record", proxy=str(record.proxy), generation=record.generation, change=registration.change.value)
-        return registration.problem
+        return registration
 
     async def _refuse(self, proxy: Object, refusal: Problem) -> Verdict:
         """Say why a declaration can't be acted on; nothing else is written, and what runs goes on running."""
@@ -219,10 +220,12 @@ class Reconciler:
 
     async def _refresh(self, key: Key) -> None:
         for kind, address in ((ENVOY_PROXY, key), *((kind, child_key(key)) for kind in CHILD_KINDS)):
-            if self._store.get(kind, address) is not None:
+            known = self._store.get(kind, address)
+            if known is not None:
                 with contextlib.suppress(OperatorError):
                     live = await self._cluster.get(kind, address)
-                    if live is not None:
+                    # Under another UID it may be a stranger's, and no watch would tell that it has gone again.
+                    if live is not None and live["metadata"]["uid"] == known["metadata"]["uid"]:
                         self._store.learn(kind, live)
 
 
@@ -244,10 +247,19 @@ def _missing_foundation(kind: Kind, results: list[Result]) -> Problem | None:
     """A Deployment must not mount a ConfigMap that is a stranger's, or of another configuration than it declares."""
     if kind != DEPLOYMENT:
         return None
-    broken = next((each for each in results if each.kind == CONFIG_MAP and each.problem is not None), None)
+    broken = next((each for each in results if each.kind == CONFIG_MAP and _is_broken(each)), None)
     if broken is None:
         return None
     return Problem("ConfigMapNotReady", f"the Deployment waits for {broken.kind} {broken.key}")
+
+
+def _is_broken(result: Result) -> bool:
+    """Whether other steps can't build on it. A contended object is ours and held what is declared, again and again."""
+    return result.problem is not None and result.problem.reason != CONTENDED
+
+
+def _unregistered(problem: Problem) -> Registration:
+    return Registration(Change.SKIPPED, problem)
 
 
 def _failed(kind: Kind, proxy: Object, problem: Problem) -> Result:
@@ -263,7 +275,7 @@ def _waiting(results: tuple[Result, ...], registration: Problem | None) -> Probl
 def _address(proxy: Object, results: tuple[Result, ...]) -> str | None:
     """Where the proxy is reached: what the load balancer gave, or the Service's name in the cluster."""
     service = next((each for each in results if each.kind == SERVICE), None)
-    if service is None or service.live is None or service.problem is not None:
+    if service is None or service.live is None or _is_broken(service):
         return None
     if service.live["spec"].get("type") != ServiceType.LOAD_BALANCER:
         key = child_key(key_of(proxy))

@@ -229,10 +229,13 @@ def _condition(judgement: Judgement, generation: int, stored: Object | None, now
 
 
 def is_verified(proxy: Object) -> bool:
-    """Whether the stored status already confirms the proxy's current generation, so that a write now is a repair."""
+    """Whether the stored status already confirms the proxy's current generation, so that a write now is a repair.
+
+    A contended child was verified before it became contended.
+    """
     return any(
         each["type"] == RECONCILED
-        and each["status"] == "True"
+        and (each["status"] == "True" or each["reason"] == CONTENDED)
         and each["observedGeneration"] == proxy["metadata"]["generation"]
         for each in (proxy.get("status") or {}).get("conditions", ())
     )

@@ -65,10 +65,14 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What became of a record; no ``problem`` means: the registry confirms exactly this record."""
+    """What became of a record; no ``problem`` means: the registry confirms exactly this record.
+
+    ``again_after_s`` asks for another look after so many seconds.
+    """
 
     change: Change
     problem: Problem | None = None
+    again_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

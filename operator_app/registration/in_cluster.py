@@ -28,7 +28,7 @@ class InClusterRegistry:
         if result.problem is not None and result.problem.reason == NAME_CONFLICT:
             message = f"the record {result.key} is not this proxy's to change"
             return Registration(Change.SKIPPED, Problem("RecordConflict", message, is_terminal=True))
-        return Registration(Change(result.outcome.value), result.problem)
+        return Registration(Change(result.outcome.value), result.problem, result.again_after_s)
 
     async def observe(self, record: Record) -> Finding:
         """See :class:`operator_app.registration.Registry`."""
