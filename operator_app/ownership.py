@@ -94,14 +94,19 @@ def differences(desired: Object, live: Object, *, subresource: str = "") -> tupl
     return tuple(_compare_map((), _configuration(desired), _configuration(live), owned))
 
 
+def others_with(path: Path, live: Object) -> tuple[Object, ...]:
+    """The managedFields entries, other than our own apply's, that contain ``path`` or an atomic whole around it."""
+    return tuple(
+        entry
+        for entry in live["metadata"].get("managedFields", ())
+        if not (entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply")
+        and _contains(entry.get("fieldsV1") or _NOTHING, path)
+    )
+
+
 def owners_of(path: Path, live: Object) -> tuple[str, ...]:
-    """The managers, other than our own apply, whose field sets contain ``path`` or an atomic whole around it."""
-    names = []
-    for entry in live["metadata"].get("managedFields", ()):
-        ours = entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
-        if not ours and _contains(entry.get("fieldsV1") or _NOTHING, path):
-            names.append(entry.get("manager", ""))
-    return tuple(dict.fromkeys(names))
+    """The managers of these entries."""
+    return tuple(dict.fromkeys(entry.get("manager", "") for entry in others_with(path, live)))
 
 
 def owned_values(live: Object) -> Iterator[tuple[Path, Value]]:

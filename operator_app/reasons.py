@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from operator_app.kinds import Kind, Object, Value
-from operator_app.ownership import Difference, Drift, Path, owners_of
+from operator_app.ownership import Difference, Drift, Path, others_with
 
 SHOWN_CHARACTERS: Final = 120
 """Longer values are told by their length and digest: an Envoy configuration in a log line helps nobody."""
@@ -23,7 +23,8 @@ class Reason:
     """Why one field is written.
 
     ``managers`` have the field now, besides us; none means that it was removed, or never was there. ``taken_at`` is the
-    newest time (RFC 3339, to the second) at which one of them wrote. ``was`` and ``becomes`` are fit to be shown.
+    newest time (RFC 3339, to the second) at which one of them changed what it has. ``was`` and ``becomes`` are fit to
+    be shown.
     """
 
     field: str
@@ -59,8 +60,9 @@ def shown(kind: Kind, path: Path, value: Value) -> Value:
     """``value`` as it may be printed: secrets masked, long texts by length and digest."""
     if value is None:
         return None
-    if _is_secret(kind, path):
+    if kind.kind == "Secret" and path[:1] in (("f:data",), ("f:stringData",)):
         return MASKED
+    value = _masked(value, path)
     text = value if isinstance(value, str) else as_json(value)
     if len(text) <= SHOWN_CHARACTERS:
         return value
@@ -68,26 +70,26 @@ def shown(kind: Kind, path: Path, value: Value) -> Value:
 
 
 def _reason(kind: Kind, difference: Difference, live: Object) -> Reason:
-    managers = owners_of(difference.path, live) if difference.drift is Drift.TAKEN else ()
-    times = [
-        entry["time"]
-        for entry in live["metadata"].get("managedFields", ())
-        if entry.get("manager") in managers and "time" in entry
-    ]
+    taken_by = others_with(difference.path, live) if difference.drift is Drift.TAKEN else ()
     return Reason(
         field=str(difference),
         drift=difference.drift,
-        managers=managers,
-        taken_at=max(times, default=None),
+        managers=tuple(dict.fromkeys(entry.get("manager", "") for entry in taken_by)),
+        taken_at=max((entry["time"] for entry in taken_by if "time" in entry), default=None),
         was=shown(kind, difference.path, difference.live),
         becomes=shown(kind, difference.path, difference.desired),
     )
 
 
-def _is_secret(kind: Kind, path: Path) -> bool:
-    """Contents of a Secret, and literal values of environment variables, which people use for secrets all the same."""
-    in_secret = kind.kind == "Secret" and path[:1] in (("f:data",), ("f:stringData",))
-    return in_secret or ("f:env" in path and path[-1] == "f:value")
+def _masked(value: Value, path: Path) -> Value:
+    """``value`` without literal values of environment variables, which people use for secrets all the same."""
+    if "f:env" in path and path[-1] == "f:value":
+        return MASKED
+    if isinstance(value, dict):
+        return {name: _masked(inner, (*path, f"f:{name}")) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked(inner, path) for inner in value]
+    return value
 
 
 def _compact(value: Value) -> str:
