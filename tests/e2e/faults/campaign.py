@@ -1,0 +1,353 @@
+"""Running scenarios with faults, many at a time, and judging every run.
+
+A *run* is one scenario in a namespace of its own with one fault at one point. Runs share one control plane and one
+operator at a time: the operator serves all namespaces, and the plan strikes each of them at its own point. So a run
+is never alone, which is how an operator lives, and hundreds of runs cost minutes. Which runs there are is decided in
+``catalogue``; what must hold for each is in ``verdict``.
+"""
+
+import json
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from operator_app.desired import child_key
+from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPACE, PROXY_REGISTRATION, SERVICE, Key, Object
+from tests.e2e.controlplane import AuditEntry, AuditLog
+from tests.e2e.controlplane.audit import Mark, service_account_user
+from tests.e2e.faults import verdict
+from tests.e2e.faults.mirror import KINDS, Mirror, View, about
+from tests.e2e.faults.plan import KILLS, Fault, FaultKind, Plan, Point, points_in_all
+from tests.e2e.faults.proxy import FaultProxy
+from tests.e2e.faults.scenarios import MARK, NAME, Scenario, fresh_proxy
+from tests.e2e.kube import Kube
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+
+OPERATOR: Final = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
+
+REST_S: Final = 1.5
+"""A run is over when nothing is wrong and nothing has changed for this long; counters settle within 1 s."""
+
+CONVERGE_TIMEOUT_S: Final = 60.0
+STRIKE_TIMEOUT_S: Final = 10.0
+POLL_S: Final = 0.05
+
+QUIET_AT_MOST: Final = timedelta(minutes=5)
+"""How much of the time after a run is looked at; later, a Deployment without a node rightly passes its deadline."""
+
+ON_THE_WIRE: Final = frozenset(
+    {
+        FaultKind.RESET,
+        FaultKind.LOST_ANSWER,
+        FaultKind.DELAY,
+        FaultKind.CUT,
+        FaultKind.HALF_OPEN,
+        FaultKind.OLD_LIST,
+    }
+)
+"""Faults that the proxy carries; all others are carried inside the operator's process."""
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One scenario under one fault, or under none while points are recorded."""
+
+    scenario: Scenario
+    kind: FaultKind | None = None
+    point: Point | None = None
+    namespace: str = field(default_factory=lambda: f"f-{uuid.uuid4().hex[:10]}")
+    uid: str = ""
+    bystanders: View = field(default_factory=dict)
+    is_waiting_for_rebirth: bool = False
+    acted_mono: float = 0.0
+    is_struck: bool = False
+    rested_at: datetime | None = None
+    problems: list[str] = field(default_factory=list)
+    seen: frozenset[tuple[object, str]] = frozenset()
+    seen_mono: float = 0.0
+
+    @property
+    def fault(self) -> Fault:
+        """The run's fault; a list or a watch as such is about no namespace."""
+        assert self.kind is not None
+        assert self.point is not None
+        is_everybodys = self.point.verb in ("list", "watch")
+        return Fault(self.namespace, self.kind, self.point, "" if is_everybodys else self.namespace)
+
+    @property
+    def has_survived(self) -> bool:
+        """Whether the run came to rest and nothing was wrong then or later."""
+        return self.rested_at is not None and not self.problems
+
+    def __str__(self) -> str:
+        return f"{self.scenario.name}, {self.kind} at {self.point}, {self.namespace}"
+
+
+class Campaign:
+    """Everything that runs need, for as long as the block lasts. Not safe for threads.
+
+    ``report`` is told of progress, one line each.
+    """
+
+    def __init__(
+        self,
+        admin: Kube,
+        kubeconfig: Path,
+        audit: AuditLog,
+        directory: Path,
+        *,
+        report: Callable[[str], None],
+    ) -> None:
+        self._admin = admin
+        self._audit = audit
+        self._directory = directory
+        self._report = report
+        self._mirror = Mirror(admin)
+        self._proxy = FaultProxy(kubeconfig, directory)
+        self._operator = OperatorProcess(self._proxy.kubeconfig, directory / "operator.log")
+        self._told: list[Mapping[str, Any]] = []
+        self._starts = 0
+        self._since: Mark | None = None
+        self._runs: list[Run] = []
+        self._resources = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as resources:
+            resources.enter_context(self._mirror)
+            resources.enter_context(self._proxy)
+            resources.callback(self._operator.kill)
+            self._since = self._audit.mark()
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._resources.close()
+
+    @property
+    def log(self) -> str:
+        """The log of the latest operator."""
+        return self._operator.log_text()
+
+    def operate(self, plan: Plan = Plan(), *flags: str, wait: bool = True) -> None:  # noqa: B008 - immutable
+        """Stop the operator that runs, if one does, and start one with a plan."""
+        self._operator.stop()
+        self._starts += 1
+        self._told.clear()
+        inside = Plan(tuple(each for each in plan.faults if each.kind not in ON_THE_WIRE), plan.recorded)
+        outside = Plan(tuple(each for each in plan.faults if each.kind in ON_THE_WIRE))
+        plan_file = self._directory / f"plan-{self._starts}.json"
+        inside.write(plan_file)
+        self._proxy.use(outside, self._told.append)
+        module = ("tests.e2e.faults.operator", str(plan_file), str(self._told_file), "run")
+        self._operator.start(*flags, module=module, wait=wait)
+
+    def stop(self) -> None:
+        """Stop the operator."""
+        self._operator.stop()
+
+    def told(self) -> list[Mapping[str, Any]]:
+        """What the carriers have told since the latest start."""
+        inside = self._told_file.read_bytes().splitlines() if self._told_file.exists() else []
+        return [*map(json.loads, inside), *self._told]
+
+    @property
+    def _told_file(self) -> Path:
+        return self._directory / f"told-{self._starts}.jsonl"
+
+    def prepare(self, runs: Sequence[Run]) -> None:
+        """Make the namespaces, the strangers in them, and converged proxies where the scenario wants one.
+
+        An operator must be running whose plan is not about these namespaces.
+        """
+        self._runs += runs
+        for run in runs:
+            self._admin.create(
+                NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": run.namespace}}
+            )
+            for kind, stranger in _strangers(run.namespace).items():
+                live = self._admin.create(kind, stranger)
+                run.bystanders[kind, Key(run.namespace, live["metadata"]["name"])] = live
+            if run.scenario.is_prepared:
+                run.uid = self._admin.create(ENVOY_PROXY, fresh_proxy(run.namespace))["metadata"]["uid"]
+                run.acted_mono = time.monotonic()
+        prepared = [run for run in runs if run.scenario.is_prepared]
+        fresh = [
+            Run(_PREPARED, namespace=each.namespace, uid=each.uid, bystanders=each.bystanders) for each in prepared
+        ]
+        self._wait(fresh, CONVERGE_TIMEOUT_S)
+        unprepared = [run for run in fresh if not run.has_survived]
+        assert not unprepared, f"no undisturbed start for {unprepared[0]}: {unprepared[0].problems}\n{self.log}"
+        for run in prepared:
+            for kind in CHILD_KINDS:
+                patch = {"metadata": {"annotations": {MARK: "yes"}}}
+                self._admin.patch(kind, child_key(Key(run.namespace, NAME)), patch, field_manager="stranger")
+
+    def act(self, run: Run) -> None:
+        """Do what the scenario is about."""
+        run.scenario.act(self._admin, run.namespace)
+        run.acted_mono = run.seen_mono = time.monotonic()
+        run.is_waiting_for_rebirth = run.scenario.is_reborn
+        if not run.scenario.is_prepared:
+            run.uid = self._admin.get(ENVOY_PROXY, Key(run.namespace, NAME))["metadata"]["uid"]
+
+    def settle(self, runs: Iterable[Run], timeout_s: float = CONVERGE_TIMEOUT_S) -> None:
+        """Wait until every run is at rest, or for ``timeout_s``; what is wrong then stays in its ``problems``."""
+        runs = list(runs)
+        self._wait(runs, timeout_s)
+        self.note_strikes(runs)
+
+    def note_strikes(self, runs: Iterable[Run]) -> None:
+        """Take over which faults have struck since the latest start."""
+        struck = {each["struck"] for each in self.told() if "struck" in each}
+        for run in runs:
+            run.is_struck |= run.namespace in struck
+
+    def wait_struck(self, runs: Sequence[Run], timeout_s: float = STRIKE_TIMEOUT_S) -> None:
+        """Wait until the faults of all runs have struck, or for ``timeout_s``."""
+        deadline_mono = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_mono and not all(run.is_struck for run in runs):
+            self._give_birth(runs)
+            time.sleep(POLL_S)
+            self.note_strikes(runs)
+
+    def wait_killed(self, runs: Sequence[Run], timeout_s: float = STRIKE_TIMEOUT_S) -> None:
+        """Wait until the plan has killed the operator; one that lives on after ``timeout_s`` is stopped."""
+        deadline_mono = time.monotonic() + timeout_s
+        while self._operator.is_running and time.monotonic() < deadline_mono:
+            self._give_birth(runs)
+            time.sleep(POLL_S)
+        self._operator.stop()
+        self.note_strikes(runs)
+
+    def pass_time(self, seconds: float, runs: Sequence[Run]) -> None:
+        """Let time pass; proxies of ``runs`` that are to be reborn are."""
+        deadline_mono = time.monotonic() + seconds
+        while time.monotonic() < deadline_mono:
+            self._give_birth(runs)
+            time.sleep(POLL_S)
+
+    def forget_lists(self) -> None:
+        """Old lists are from now on those of the next operator."""
+        self._proxy.forget_lists()
+
+    def record(self, scenarios: Iterable[Scenario], *, times: int) -> dict[str, tuple[Point, ...]]:
+        """The points of undisturbed runs, by the scenario's name: those that all of ``times`` runs reached."""
+        runs = [Run(scenario) for scenario in scenarios for _ in range(times)]
+        self.operate()
+        self.prepare(runs)
+        self.operate(Plan(recorded=tuple(run.namespace for run in runs)))
+        for run in runs:
+            self.act(run)
+        self.settle(runs)
+        failed = [run for run in runs if not run.has_survived]
+        assert not failed, f"an undisturbed run failed: {failed[0]}: {failed[0].problems}\n{self.log}"
+        reached: defaultdict[str, list[Point]] = defaultdict(list)
+        for each in self.told():
+            reached[each["about"]].append(Point(*each["point"]))
+        by_scenario: defaultdict[str, list[list[Point]]] = defaultdict(list)
+        for run in runs:
+            by_scenario[run.scenario.name].append(reached[run.namespace])
+        return {name: points_in_all(recordings) for name, recordings in by_scenario.items()}
+
+    def judge(self) -> None:
+        """Look at every run once more, from fresh lists and from the whole audit log; call it after the quiet time."""
+        views: defaultdict[str, View] = defaultdict(dict)
+        for kind in KINDS:
+            for obj in self._admin.list(kind):
+                views[about(kind, obj)][kind, Key(obj["metadata"]["namespace"], obj["metadata"]["name"])] = obj
+        writes: defaultdict[str, list[AuditEntry]] = defaultdict(list)
+        owners = {f"proxy-{uid}": run.namespace for run in self._runs for uid in self._mirror.lives(*_proxy_of(run))}
+        assert self._since is not None
+        for each in self._audit.writes(OPERATOR, self._since):
+            is_record = each.resource == PROXY_REGISTRATION.plural
+            writes[owners.get(each.name, "") if is_record else each.namespace].append(each)
+        for run in self._runs:
+            if run.rested_at is not None:
+                run.problems += self._last_look(run, views[run.namespace], writes[run.namespace])
+
+    def _last_look(self, run: Run, view: View, writes: Sequence[AuditEntry]) -> list[str]:
+        key = Key(run.namespace, NAME)
+        lives = {kind.kind: self._mirror.lives(kind, child_key(key)) for kind in CHILD_KINDS}
+        lives[ENVOY_PROXY.kind] = self._mirror.lives(ENVOY_PROXY, key)
+        records = {f"proxy-{uid}" for uid in lives[ENVOY_PROXY.kind]}
+        found = [
+            *verdict.problems(run.scenario, run.namespace, view, run.bystanders, run.uid),
+            *verdict.lives_problems(run.scenario, lives),
+            *verdict.write_problems(
+                writes,
+                names=frozenset({NAME, child_key(key).name} | records),
+                may_repeat=run.kind is FaultKind.LOST_ANSWER,
+            ),
+        ]
+        assert run.rested_at is not None
+        for each in writes:
+            is_told = run.scenario.is_repair and each.resource == "events"
+            if run.rested_at < each.received_at < run.rested_at + QUIET_AT_MOST and not is_told:
+                found.append(f"needless write {each.received_at - run.rested_at} after the end: {each}")
+        return found
+
+    def _wait(self, runs: Sequence[Run], timeout_s: float) -> None:
+        deadline_mono = time.monotonic() + timeout_s
+        left = [run for run in runs if run.rested_at is None]
+        while left:
+            self._give_birth(left)
+            for run in left:
+                self._look(run)
+            left = [run for run in left if run.rested_at is None]
+            if time.monotonic() > deadline_mono:
+                return
+            time.sleep(POLL_S)
+
+    def _look(self, run: Run) -> None:
+        """See whether a run has come to rest."""
+        view = self._mirror.view(run.namespace)
+        seen = frozenset((address, obj["metadata"]["resourceVersion"]) for address, obj in view.items())
+        if seen != run.seen or run.seen_mono == 0.0:
+            run.seen, run.seen_mono = seen, time.monotonic()
+            run.problems = list(verdict.problems(run.scenario, run.namespace, view, run.bystanders, run.uid))
+        rest_s = time.monotonic() - max(run.seen_mono, run.acted_mono)
+        if not run.problems and not run.is_waiting_for_rebirth and rest_s >= REST_S:
+            run.rested_at = datetime.now(UTC)
+
+    def _give_birth(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            if run.is_waiting_for_rebirth and (ENVOY_PROXY, Key(run.namespace, NAME)) not in self._mirror.view(
+                run.namespace
+            ):
+                run.uid = self._admin.create(ENVOY_PROXY, fresh_proxy(run.namespace))["metadata"]["uid"]
+                run.is_waiting_for_rebirth = False
+                run.acted_mono = time.monotonic()
+
+
+def is_kill(run: Run) -> bool:
+    """Whether the run's fault ends the operator."""
+    return run.kind in KILLS
+
+
+_PREPARED: Final = Scenario("preparation", lambda _admin, _namespace: None, is_prepared=False)
+
+
+def _proxy_of(run: Run) -> tuple[Any, Key]:
+    return ENVOY_PROXY, Key(run.namespace, NAME)
+
+
+def _strangers(namespace: str) -> dict[Any, Object]:
+    metadata = {"namespace": namespace, "name": "bystander", "labels": {"app.kubernetes.io/name": "envoy"}}
+    return {
+        CONFIG_MAP: {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"keep": "me"}},
+        SERVICE: {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"ports": [{"name": "keep", "port": 80}]},
+        },
+    }

@@ -1,0 +1,107 @@
+"""What the cluster looks like and how it came there, seen by the administrator: independent of the operator's watches.
+
+One thread for each kind lists, watches and keeps the latest objects, grouped by the namespace that they are about, and
+every UID that ever stood under a name. What the objects should be does not belong here.
+"""
+
+import json
+import threading
+from collections import defaultdict
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+import httpx2
+
+from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Key, Kind, Object, key_of
+from tests.e2e.kube import Kube, path_of
+
+KINDS: Final = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
+
+_STREAM_S: Final = 5
+"""How long one watch lasts, and so how long it takes to stop."""
+
+Address = tuple[Kind, Key]
+View = dict[Address, Object]
+"""Objects by address; those about one namespace, unless told otherwise."""
+
+
+class Mirror:
+    """Follows the cluster for as long as the block lasts. Safe for threads; objects must not be changed."""
+
+    def __init__(self, admin: Kube) -> None:
+        self._admin = admin
+        self._views: defaultdict[str, View] = defaultdict(dict)
+        self._lives: defaultdict[Address, dict[str, None]] = defaultdict(dict)
+        self._lock = threading.Lock()
+        self._is_stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in KINDS]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def view(self, namespace: str) -> View:
+        """The latest objects about a namespace: those in it, and the records that name it."""
+        with self._lock:
+            return dict(self._views[namespace])
+
+    def lives(self, kind: Kind, key: Key) -> tuple[str, ...]:
+        """The UIDs that stood under an address one after the other."""
+        with self._lock:
+            return tuple(self._lives[kind, key])
+
+    def _follow(self, kind: Kind) -> None:
+        version = ""
+        while not self._is_stopping.is_set():
+            with suppress(httpx2.TransportError):
+                version = self._watch(kind, version) if version else self._list(kind)
+
+    def _list(self, kind: Kind) -> str:
+        answer = self._admin.request("GET", path_of(kind, Key("", ""))).json()
+        with self._lock:
+            for view in self._views.values():
+                for address in [each for each in view if each[0] == kind]:
+                    del view[address]
+            for item in answer["items"]:
+                self._put(kind, item)
+        version: str = answer["metadata"]["resourceVersion"]
+        return version
+
+    def _watch(self, kind: Kind, version: str) -> str:
+        """Follow one stream to its end; returns the version to go on from, empty for a new list."""
+        params = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(_STREAM_S)}
+        with self._admin._http.stream("GET", path_of(kind, Key("", "")), params=params) as response:
+            if response.is_error:
+                return ""
+            for line in response.iter_lines():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return ""
+                version = event["object"]["metadata"]["resourceVersion"]
+                with self._lock:
+                    if event["type"] == "DELETED":
+                        self._views[about(kind, event["object"])].pop((kind, key_of(event["object"])), None)
+                    else:
+                        self._put(kind, event["object"])
+        return version
+
+    def _put(self, kind: Kind, obj: Object) -> None:
+        obj |= {"apiVersion": kind.api_version, "kind": kind.kind}
+        self._views[about(kind, obj)][kind, key_of(obj)] = obj
+        self._lives[kind, key_of(obj)][obj["metadata"]["uid"]] = None
+
+
+def about(kind: Kind, obj: Object) -> str:
+    """The namespace that an object is about."""
+    place = obj["spec"].get("proxy", {}) if kind == PROXY_REGISTRATION else obj["metadata"]
+    namespace: str = place["namespace"]
+    return namespace

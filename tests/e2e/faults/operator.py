@@ -1,0 +1,39 @@
+"""The operator with faults inside: ``python -m tests.e2e.faults.operator PLAN TOLD run ...``.
+
+``PLAN`` is the JSON file of a ``Plan``. ``TOLD`` gets one JSON line for every fault that strikes and for everything
+that the plan wants recorded, written before the fault happens, so a kill is told of as well. Everything behind these
+two is the operator's own command line.
+"""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from operator_app import app
+from operator_app.__main__ import main
+from operator_app.cluster import Cluster
+from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.plan import Plan
+from tests.e2e.faults.transport import FaultyTransport
+
+
+def run(plan: Path, told: Path, arguments: list[str]) -> int:
+    """Run the operator with a plan; returns its exit code, unless the plan kills it."""
+    descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def tell(what: Mapping[str, Any]) -> None:
+        os.write(descriptor, json.dumps(what).encode() + b"\n")
+
+    ledger = Ledger(Plan.read(plan), tell)
+    connect = functools.partial(Cluster.connect, transport_wrapper=functools.partial(FaultyTransport, ledger=ledger))
+    with mock.patch.object(app, "run", functools.partial(app.run, connect=connect)):
+        return main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

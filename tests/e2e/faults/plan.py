@@ -1,0 +1,166 @@
+"""The vocabulary of fault injection: which fault, at which request or event, about which proxy. Pure.
+
+A fault is data. A plan is a tuple of faults, travels as one JSON file, and means the same to both carriers (the
+transport in the operator's process and the proxy in front of the API server). Carrying faults out does not belong here.
+
+A *point* is the n-th request of one sort (verb, kind, subresource), or the n-th event of a kind in watch streams, that
+is about one namespace. Everything about a proxy is about its namespace: the proxy, its children, and its record in the
+registry, which lives elsewhere but names the proxy. Lists and watches are about no namespace, so theirs is empty.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, EVENT, LEASE, NAMESPACE, PROXY_REGISTRATION
+
+EVENT_VERB: Final = "event"
+"""The verb of a point that is an event in a watch stream; the other verbs are those of ``operator_app.cluster``."""
+
+WRITES: Final = frozenset({"apply", "create", "update", "patch", "delete"})
+
+_KINDS: Final = {
+    each.plural: each.kind for each in (ENVOY_PROXY, PROXY_REGISTRATION, *CHILD_KINDS, EVENT, LEASE, NAMESPACE)
+}
+
+
+class FaultKind(StrEnum):
+    """What goes wrong. The value is what people read in tables."""
+
+    RESET = "connection reset before sending"
+    LOST_ANSWER = "carried out, answer lost"
+    DELAY = "delayed"
+    CONFLICT = "409"
+    INVALID = "422"
+    THROTTLED = "429 with Retry-After"
+    BROKEN = "500"
+    UNAVAILABLE = "503"
+    GONE = "410"
+    OLD_LIST = "old list data"
+    KILL_BEFORE = "kill -9 before"
+    KILL_BEHIND = "kill -9 behind"
+    CUT = "stream cut inside the object"
+    HALF_OPEN = "half-open stream"
+    GONE_IN_STREAM = "410 in the stream"
+    REPLAY = "stale events replayed"
+    HIDE = "event hidden"
+
+
+KILLS: Final = frozenset({FaultKind.KILL_BEFORE, FaultKind.KILL_BEHIND})
+BREAKING: Final = frozenset({FaultKind.CUT, FaultKind.HALF_OPEN, FaultKind.GONE_IN_STREAM})
+"""Faults that end a stream for everybody who is told of in it."""
+
+_BROKEN_WAY: Final = (FaultKind.RESET, FaultKind.LOST_ANSWER, FaultKind.DELAY)
+_OVERLOAD: Final = (FaultKind.THROTTLED, FaultKind.BROKEN, FaultKind.UNAVAILABLE)
+
+
+class Point(NamedTuple):
+    """One place where a fault can strike; ``n`` counts from 1."""
+
+    verb: str
+    kind: str
+    subresource: str = ""
+    n: int = 1
+
+    def __str__(self) -> str:
+        subresource = f"/{self.subresource}" if self.subresource else ""
+        return f"{self.verb} {self.kind}{subresource} #{self.n}"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that goes wrong once. ``id`` is the name under which a carrier tells that it has struck."""
+
+    id: str
+    kind: FaultKind
+    point: Point
+    about: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a carrier has to do: strike ``faults``, and tell of every request and event about ``recorded``."""
+
+    faults: tuple[Fault, ...] = ()
+    recorded: tuple[str, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """Store the plan as JSON."""
+        path.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, path: Path) -> "Plan":
+        """The plan in a file. Raises ``msgspec.ValidationError`` when it is none."""
+        return msgspec.json.decode(path.read_bytes(), type=cls)
+
+
+class Asked(NamedTuple):
+    """One request as far as plans care. ``name`` is empty for collections."""
+
+    verb: str
+    kind: str
+    subresource: str
+    namespace: str
+    name: str
+
+
+def applicable(point: Point) -> tuple[FaultKind, ...]:
+    """Every fault that can happen at a point; one that no API server or network could cause there is left out."""
+    match point.verb:
+        case "event":
+            return (
+                FaultKind.CUT,
+                FaultKind.HALF_OPEN,
+                FaultKind.GONE_IN_STREAM,
+                FaultKind.REPLAY,
+                FaultKind.HIDE,
+            )
+        case "get":
+            return (*_BROKEN_WAY, *_OVERLOAD)
+        case "list":
+            return (*_BROKEN_WAY, *_OVERLOAD, FaultKind.GONE, FaultKind.OLD_LIST)
+        case "watch":
+            return (*_BROKEN_WAY, *_OVERLOAD, FaultKind.GONE)
+        case _:
+            kills = (FaultKind.KILL_BEFORE, FaultKind.KILL_BEHIND)
+            return (*_BROKEN_WAY, FaultKind.CONFLICT, FaultKind.INVALID, *_OVERLOAD, *kills)
+
+
+def points_in_all(recordings: Iterable[Iterable[Point]]) -> tuple[Point, ...]:
+    """The points that every recording has reached, in the order of the first one."""
+    first, *others = [list(each) for each in recordings]
+    reached = [set(each) for each in others]
+    return tuple(point for point in first if all(point in each for each in reached))
+
+
+def asked(method: str, target: str, content_type: str) -> Asked:
+    """What an HTTP request asks of the API server, in the verbs of ``operator_app.cluster``.
+
+    https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-uris
+    """
+    url = urlsplit(target)
+    parts = url.path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/..., /apis/group/version/...
+    namespace = ""
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        namespace, parts = parts[1], parts[2:]
+    plural, name, subresource, *_ = [*parts, "", "", ""]
+    return Asked(_verb(method, url.query, name, content_type), _KINDS.get(plural, plural), subresource, namespace, name)
+
+
+def _verb(method: str, query: str, name: str, content_type: str) -> str:
+    match method:
+        case "GET" if name:
+            return "get"
+        case "GET":
+            return "watch" if parse_qs(query).get("watch") == ["true"] else "list"
+        case "PATCH":
+            return "apply" if "apply-patch" in content_type else "patch"
+        case "POST":
+            return "create"
+        case "PUT":
+            return "update"
+        case _:
+            return method.lower()

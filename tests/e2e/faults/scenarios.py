@@ -1,0 +1,78 @@
+"""What happens to a proxy while something goes wrong: the scenarios, each of them one small action of an administrator.
+
+A scenario begins with no proxy at all, or with one that has converged (``is_prepared``), and says what must be there in
+the end. It knows nothing of faults.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from operator_app.desired import child_key
+from operator_app.envoy import CONFIG_FILE
+from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
+from tests.e2e.kube import Kube
+from tests.e2e.proxies import a_proxy
+
+NAME: Final = "web"
+MARK: Final = "stranger.example.com/keep"
+"""An annotation that somebody else puts on prepared children, and that has to survive every repair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``act`` is done once. ``lives`` counts the UIDs under each name in the end, where it is not one.
+
+    ``is_reborn``: once the proxy has gone, it is created anew. ``is_repair``: what the operator does is worth an Event.
+    """
+
+    name: str
+    act: Callable[[Kube, str], None]
+    is_prepared: bool = True
+    ends_gone: bool = False
+    is_reborn: bool = False
+    is_repair: bool = False
+    lives: Mapping[str, int] = field(default_factory=dict)
+
+
+def fresh_proxy(namespace: str) -> Object:
+    """The proxy that most scenarios begin with. It asks for no Pods, so nothing but the operator writes about it."""
+    return a_proxy(namespace, NAME, replicas=0)
+
+
+def _create(admin: Kube, namespace: str) -> None:
+    admin.create(ENVOY_PROXY, a_proxy(namespace, NAME, replicas=1))
+
+
+def _edit(admin: Kube, namespace: str) -> None:
+    listener = {"name": "http", "port": 8081, "routes": [{"match": {"pathPrefix": "/v2"}, "backend": "app"}]}
+    admin.patch(ENVOY_PROXY, Key(namespace, NAME), {"spec": {"replicas": 1, "listeners": [listener]}})
+
+
+def _lose_children(admin: Kube, namespace: str) -> None:
+    for kind in CHILD_KINDS:
+        admin.delete(kind, child_key(Key(namespace, NAME)))
+
+
+def _drift(admin: Kube, namespace: str) -> None:
+    key = child_key(Key(namespace, NAME))
+    admin.patch(CONFIG_MAP, key, {"data": {CONFIG_FILE: "{}"}})
+    admin.patch(SERVICE, key, [{"op": "replace", "path": "/spec/ports/0/targetPort", "value": 1}], patch_type="json")
+    image = {"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "stranger:latest"}
+    admin.patch(DEPLOYMENT, key, [image], patch_type="json")
+
+
+def _delete(admin: Kube, namespace: str) -> None:
+    admin.delete(ENVOY_PROXY, Key(namespace, NAME))
+
+
+_EVERYTHING_TWICE: Final = {kind.kind: 2 for kind in (ENVOY_PROXY, *CHILD_KINDS)}
+
+SCENARIOS: Final = (
+    Scenario("first reconcile", _create, is_prepared=False),
+    Scenario("edit of the spec", _edit),
+    Scenario("loss of the children", _lose_children, is_repair=True, lives={kind.kind: 2 for kind in CHILD_KINDS}),
+    Scenario("drift of the children", _drift, is_repair=True),
+    Scenario("deletion", _delete, ends_gone=True),
+    Scenario("re-creation", _delete, is_reborn=True, lives=_EVERYTHING_TWICE),
+)

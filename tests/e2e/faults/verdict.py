@@ -1,0 +1,143 @@
+"""What must hold when a run is over, as sentences about what does not. Pure.
+
+Written against the API and the design, not against the operator's own comparison: every declared value is looked up in
+the live object, and the status is recomputed from the numbers that the Deployment controller reports.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from operator_app.api import parse_spec
+from operator_app.desired import child_key, children
+from operator_app.kinds import (
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    FIELD_MANAGER,
+    LABEL_MANAGED_BY,
+    PROXY_REGISTRATION,
+    Key,
+    Object,
+    Value,
+)
+from operator_app.settings import Settings
+from tests.e2e.controlplane import AuditEntry
+from tests.e2e.faults.mirror import Address, View
+from tests.e2e.faults.scenarios import MARK, NAME, Scenario
+from tests.e2e.operator_process import OPERATOR_NAMESPACE
+
+_IMAGE: Final[str] = Settings.model_fields["image"].default
+
+
+def problems(scenario: Scenario, namespace: str, view: View, bystanders: View, uid: str) -> Iterator[str]:
+    """Everything that is wrong about a namespace now; ``uid`` is the latest proxy that was created there."""
+    key = Key(namespace, NAME)
+    for address, before in bystanders.items():
+        if view.get(address) != before:
+            yield f"a stranger's {address[0]} was changed"
+    records = {name: obj for (kind, name), obj in view.items() if kind == PROXY_REGISTRATION}
+    managed = {
+        address
+        for address, obj in view.items()
+        if obj["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) == FIELD_MANAGER
+    } - {(PROXY_REGISTRATION, name) for name in records}
+    proxy = view.get((ENVOY_PROXY, key))
+    if scenario.ends_gone:
+        yield from (f"{kind} {name} is an orphan" for kind, name in managed)
+        yield from (f"record {name} is an orphan" for name in records)
+        if proxy is not None:
+            yield "the proxy is not gone"
+        return
+    if proxy is None or proxy["metadata"]["uid"] != uid:
+        yield "the proxy is not there"
+        return
+    declared = children(proxy, parse_spec(proxy), default_image=_IMAGE)
+    expected: dict[Address, Object] = {(kind, child_key(key)): child for kind, child in declared.items()}
+    yield from (f"{kind} {name} is an orphan" for kind, name in managed - expected.keys())
+    for address, child in expected.items():
+        live = view.get(address)
+        if live is None:
+            yield f"{address[0]} is missing"
+            continue
+        yield from (f"{address[0]}: {each} is not as declared" for each in _missing("", child, live))
+        if scenario.is_prepared and not scenario.lives and MARK not in live["metadata"].get("annotations", {}):
+            yield f"{address[0]}: a stranger's annotation is lost"
+    yield from _record_problems(proxy, records)
+    deployment = view.get((DEPLOYMENT, child_key(key)))
+    if deployment is not None:
+        yield from _status_problems(proxy, deployment)
+
+
+def lives_problems(scenario: Scenario, lives: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Objects that were made more often than the scenario calls for; ``lives`` has the UIDs by kind."""
+    for kind, uids in lives.items():
+        wanted = scenario.lives.get(kind, 1)
+        if len(uids) != wanted:
+            yield f"{kind} had {len(uids)} lives and not {wanted}: {', '.join(uids)}"
+
+
+def write_problems(writes: Iterable[AuditEntry], *, names: frozenset[str], may_repeat: bool) -> Iterator[str]:
+    """Writes of the operator about one namespace that no run calls for: to other objects, or without any effect."""
+    versions: dict[tuple[str, str], str] = {}
+    for each in writes:
+        if each.resource != "events" and each.name not in names:
+            yield f"wrote to a stranger: {each}"
+        if each.code not in (200, 201) or each.verb == "delete" or each.resource_version is None:
+            continue
+        if versions.get((each.resource, each.name)) == each.resource_version and not may_repeat:
+            yield f"avoidable write: {each}"
+        versions[each.resource, each.name] = each.resource_version
+
+
+def _missing(path: str, declared: Value, live: Value) -> Iterator[str]:
+    """Where ``live`` does not contain ``declared``; lists must agree item by item."""
+    if isinstance(declared, dict) and isinstance(live, dict):
+        for name, value in declared.items():
+            yield from _missing(f"{path}.{name}", value, live.get(name))
+    elif isinstance(declared, list) and isinstance(live, list) and len(declared) == len(live):
+        for index, (wanted, found) in enumerate(zip(declared, live, strict=True)):
+            yield from _missing(f"{path}[{index}]", wanted, found)
+    elif declared != live:
+        yield path
+
+
+def _record_problems(proxy: Object, records: Mapping[Key, Object]) -> Iterator[str]:
+    metadata = proxy["metadata"]
+    key = Key(OPERATOR_NAMESPACE, f"proxy-{metadata['uid']}")
+    if set(records) != {key}:
+        yield f"records are {[each.name for each in records]}, not {key.name}"
+        return
+    listeners = parse_spec(proxy).listeners
+    wanted = {
+        "proxy": {"namespace": metadata["namespace"], "name": NAME, "uid": metadata["uid"]},
+        "generation": metadata["generation"],
+        "address": f"{NAME}-envoy.{metadata['namespace']}.svc",
+        "ports": [{"name": each.name, "port": each.port, "protocol": each.protocol.value} for each in listeners],
+    }
+    yield from (f"record: {each} is not as declared" for each in _missing("", wanted, records[key]["spec"]))
+
+
+def _status_problems(proxy: Object, deployment: Object) -> Iterator[str]:
+    status = proxy.get("status") or {}
+    generation = proxy["metadata"]["generation"]
+    conditions = {each["type"]: each for each in status.get("conditions", ())}
+    reported = deployment.get("status") or {}
+    if reported.get("observedGeneration", 0) < deployment["metadata"]["generation"]:
+        yield "the Deployment controller has not spoken yet"
+    wanted = deployment["spec"]["replicas"]
+    is_available = reported.get("availableReplicas", 0) >= wanted - wanted // 4
+    is_rolled_out = reported.get("updatedReplicas", 0) >= wanted and reported.get("replicas", 0) == reported.get(
+        "updatedReplicas", 0
+    )
+    is_ready = is_available and is_rolled_out
+    truth = {"Reconciled": True, "Registered": True, "Available": is_available, "Ready": is_ready}
+    truth |= {} if is_ready else {"Reconciling": True}
+    told = {name: each["status"] == "True" for name, each in conditions.items() if name != "Contended"}
+    if told != truth:
+        yield f"status says {told}, the truth is {truth}"
+    if status.get("observedGeneration") != generation or any(
+        each["observedGeneration"] != generation for each in conditions.values()
+    ):
+        yield f"status is not about generation {generation}"
+    numbers = {name: reported.get(name, 0) for name in ("replicas", "readyReplicas")}
+    if {name: status.get(name) for name in numbers} != numbers:
+        yield f"status has other numbers than {numbers}"
