@@ -1,0 +1,326 @@
+"""The children of a proxy: canonical, the same on every call, and made of nothing but the proxy."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operator_app import envoy
+from operator_app.api import parse_spec
+from operator_app.desired import child_key, children, owner_reference, proxy_key, selector_labels
+from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Kind, Object
+from operator_app.quantity import canonical
+from tests.unit.field_sets import kubernetes
+
+UID = "5d1b2f1e-0000-4000-8000-000000000001"
+SPEC: Object = {
+    "listeners": [
+        {"name": "http", "port": 80, "routes": [{"backend": "app"}]},
+        {"name": "db", "port": 5432, "protocol": "TCP", "targetPort": 15432, "routes": [{"backend": "app"}]},
+    ],
+    "backends": [{"name": "app", "endpoints": [{"host": "app.team-a.svc", "port": 8080}]}],
+}
+FULL: Object = SPEC | {
+    "replicas": 3,
+    "image": "example.com/envoy:v1",
+    "service": {"type": "LoadBalancer", "annotations": {"example.com/a": "b"}},
+    "resources": {"requests": {"cpu": "0.5", "memory": "0.25Gi"}, "limits": {"cpu": "1500m", "memory": "1024Mi"}},
+    "registration": {"hostname": "shop.example.com"},
+}
+Json = Any
+
+
+def proxy(spec: Object = SPEC, **metadata: Json) -> Object:
+    """A stored EnvoyProxy."""
+    return {
+        "apiVersion": "edge.operator-app.dev/v1alpha1",
+        "kind": "EnvoyProxy",
+        "metadata": {"name": "checkout", "namespace": "team-a", "uid": UID, "generation": 1} | metadata,
+        "spec": spec,
+    }
+
+
+def made(spec: Object = SPEC, **metadata: Json) -> dict[Kind, Object]:
+    """The children of a proxy with this spec."""
+    obj = proxy(spec, **metadata)
+    return children(obj, parse_spec(obj), default_image="envoy:default")
+
+
+def pod(spec: Object = SPEC) -> Object:
+    """The Pod's spec of a proxy with this spec."""
+    found: Object = made(spec)[DEPLOYMENT]["spec"]["template"]["spec"]
+    return found
+
+
+def container(spec: Object = SPEC) -> Object:
+    """The one container of a proxy with this spec."""
+    (found,) = pod(spec)["containers"]
+    return dict(found)
+
+
+def values(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
+    """Every value within ``value``, with the name of the field that it stands in."""
+    yield name, value
+    if isinstance(value, dict):
+        for inner, each in value.items():
+            yield from values(each, inner)
+    elif isinstance(value, list):
+        for each in value:
+            yield from values(each, name)
+
+
+# --- canonical -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [SPEC, FULL], ids=["smallest", "full"])
+@pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
+def test_children_are_spelled_as_the_server_stores_them(kind: Kind, spec: Object) -> None:
+    """No nulls, nothing empty, explicit protocols, complete and unique keys in every keyed list."""
+    child = made(spec)[kind]
+    assert json.loads(json.dumps(child)) == child
+    for name, value in values(child):
+        assert value is not None, name
+        assert value != {}, name
+        assert value != [], name
+        assert value != "", name
+        if name in ("ports", "containers", "env", "volumes", "volumeMounts", "ownerReferences") and isinstance(
+            value, list
+        ):
+            keys = kubernetes(name, value)
+            assert isinstance(keys, tuple), f"{name} needs a protocol in every item"
+            assert len({tuple(item[key] for key in keys) for item in value}) == len(value)
+        if name in ("cpu", "memory"):
+            assert value == canonical(value)
+        if name == "fieldRef":
+            assert value["apiVersion"] == "v1"
+        if name == "httpGet":
+            assert value["scheme"] == "HTTP"
+
+
+def test_an_owner_reference_is_complete() -> None:
+    """It is owned as one whole, so every field that the server would add is there."""
+    assert owner_reference(proxy()) == {
+        "apiVersion": "edge.operator-app.dev/v1alpha1",
+        "kind": "EnvoyProxy",
+        "name": "checkout",
+        "uid": UID,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+@pytest.mark.parametrize("amounts", [{}, {"requests": {}}, {"limits": {}, "requests": {}}], ids=str)
+def test_no_amounts_no_resources(amounts: Object) -> None:
+    """A stanza with nothing in it leaves no empty map behind."""
+    assert "resources" not in container(SPEC | {"resources": amounts})
+
+
+def test_amounts_are_canonical() -> None:
+    """Half a CPU is 500m, and a quarter of a GiB is 256Mi."""
+    assert container(FULL)["resources"] == {
+        "requests": {"cpu": "500m", "memory": "256Mi"},
+        "limits": {"cpu": "1500m", "memory": "1Gi"},
+    }
+
+
+# --- the same every time -------------------------------------------------------------------------------------------
+
+
+def shuffled(value: Json, chance: Any) -> Json:  # noqa: ANN401
+    """``value`` with every map's fields in a random order."""
+    if isinstance(value, dict):
+        names = list(value)
+        chance.shuffle(names)
+        return {name: shuffled(value[name], chance) for name in names}
+    return [shuffled(each, chance) for each in value] if isinstance(value, list) else value
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_a_map_means_nothing(chance: Any) -> None:  # noqa: ANN401
+    """However a client or server orders fields, every child is the same to the byte of its configuration."""
+    assert made(shuffled(FULL, chance)) == made(FULL)
+
+
+def test_children_depend_on_the_declaration_alone() -> None:
+    """Versions, times, generations, other labels and the status of the proxy change nothing in its children."""
+    noisy = made(
+        generation=7,
+        resourceVersion="9",
+        creationTimestamp="2026-07-01T00:00:00Z",
+        labels={"a": "b"},
+        managedFields=[{}],
+    )
+    assert noisy == made()
+
+
+def test_the_declaration_is_not_changed_and_not_shared() -> None:
+    """A caller may change what it got without changing the next answer."""
+    before = deepcopy(FULL)
+    first = made(FULL)
+    assert before == FULL
+    first[SERVICE]["metadata"]["annotations"]["x"] = "y"
+    first[SERVICE]["spec"]["selector"]["x"] = "y"
+    first[DEPLOYMENT]["spec"]["selector"]["matchLabels"]["x"] = "y"
+    assert "x" not in made(FULL)[SERVICE]["metadata"]["annotations"]
+    assert first[DEPLOYMENT]["spec"]["template"]["metadata"]["labels"].get("x") is None
+
+
+# --- names and labels ----------------------------------------------------------------------------------------------
+
+
+def test_children_come_in_the_order_of_applying() -> None:
+    """The ConfigMap first, since the Deployment mounts it."""
+    assert tuple(made()) == CHILD_KINDS
+
+
+@pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
+def test_every_child_has_its_name_its_owner_and_the_labels_of_the_contract(kind: Kind) -> None:
+    """By these users and the operator find it."""
+    child = made()[kind]
+    assert (child["apiVersion"], child["kind"]) == (kind.api_version, kind.kind)
+    assert child["metadata"] == {
+        "name": "checkout-envoy",
+        "namespace": "team-a",
+        "labels": {
+            "app.kubernetes.io/name": "envoy",
+            "app.kubernetes.io/instance": "checkout",
+            "app.kubernetes.io/component": "proxy",
+            "app.kubernetes.io/managed-by": "operator-app",
+            "edge.operator-app.dev/owner-uid": UID,
+        },
+        "ownerReferences": [owner_reference(proxy())],
+    }
+
+
+def test_selectors_are_fixed_and_match_the_pods() -> None:
+    """Name and instance alone: a Deployment's selector can never change, so no label that might is in it."""
+    both = {"app.kubernetes.io/name": "envoy", "app.kubernetes.io/instance": "checkout"}
+    found = made(FULL)
+    labels = found[DEPLOYMENT]["spec"]["template"]["metadata"]["labels"]
+    assert selector_labels("checkout") == both
+    assert found[DEPLOYMENT]["spec"]["selector"] == {"matchLabels": both}
+    assert found[SERVICE]["spec"]["selector"] == both
+    assert both.items() <= labels.items()
+    assert UID not in json.dumps(labels), "a label of the Pods must not roll them out anew in another life"
+
+
+def test_annotations_go_to_the_service_alone() -> None:
+    """And nothing else of the operator's own state is in any child's annotations."""
+    found = made(FULL)
+    assert found[SERVICE]["metadata"]["annotations"] == {"example.com/a": "b"}
+    assert "annotations" not in found[CONFIG_MAP]["metadata"]
+    assert "annotations" not in found[DEPLOYMENT]["metadata"]
+
+
+NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
+
+
+@given(NAMES, NAMES)
+def test_a_child_leads_back_to_its_proxy(namespace: str, name: str) -> None:
+    """``proxy_key`` undoes ``child_key``, even for a proxy that is itself called like a child."""
+    for key in (Key(namespace, name), Key(namespace, f"{name}-envoy")):
+        assert proxy_key(child_key(key)) == key
+
+
+@pytest.mark.parametrize("name", ["checkout", "-envoy", "checkout-envoy-2", "envoy", ""])
+def test_other_names_lead_to_no_proxy(name: str) -> None:
+    """A name without the suffix, or with nothing before it, is no child's."""
+    assert proxy_key(Key("team-a", name)) is None
+
+
+# --- what runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("resources", "threads"),
+    [
+        (None, 2),
+        ({"requests": {"cpu": "4"}}, 2),
+        ({"limits": {"memory": "1Gi"}}, 2),
+        ({"limits": {"cpu": "1"}}, 1),
+        ({"limits": {"cpu": "1001m"}}, 2),
+        ({"limits": {"cpu": "4"}}, 4),
+        ({"limits": {"cpu": 3}}, 3),
+        ({"limits": {"cpu": "1m"}}, 1),
+        ({"limits": {"cpu": "0"}}, 1),
+    ],
+    ids=str,
+)
+def test_worker_threads_follow_the_cpu_limit(resources: Object | None, threads: int) -> None:
+    """One for each CPU, rounded up, at least one; two without a limit, never one for each core of the node."""
+    args = container(SPEC | ({"resources": resources} if resources else {}))["args"]
+    assert args[args.index("--concurrency") + 1] == str(threads)
+
+
+def test_the_image_is_the_specs_or_the_default() -> None:
+    """A proxy that names no image follows the operator's."""
+    assert container()["image"] == "envoy:default"
+    assert container(FULL)["image"] == "example.com/envoy:v1"
+
+
+def test_the_pod_gives_away_nothing() -> None:
+    """Not root, no new privileges, no capabilities, nothing writable, no token, no environment of the namespace."""
+    assert pod()["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 101,
+        "runAsGroup": 101,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container()["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert pod()["automountServiceAccountToken"] is False
+    assert pod()["enableServiceLinks"] is False
+    assert all(mount["readOnly"] for mount in container()["volumeMounts"])
+
+
+def test_the_configuration_is_mounted_where_envoy_reads_it() -> None:
+    """ConfigMap, volume, mount and argument fit together."""
+    config_map = made()[CONFIG_MAP]
+    (file,) = config_map["data"]
+    (volume,), (mount,) = pod()["volumes"], container()["volumeMounts"]
+    assert volume["configMap"]["name"] == config_map["metadata"]["name"]
+    assert volume["name"] == mount["name"]
+    assert container()["args"][:2] == ["--config-path", f"{mount['mountPath']}/{file}"]
+    assert yaml.safe_load(config_map["data"][file])["static_resources"]["listeners"]
+
+
+def test_an_edit_of_the_configuration_rolls_the_pods() -> None:
+    """The template carries the hash of the very text that the ConfigMap holds."""
+    edited = deepcopy(SPEC)
+    edited["backends"][0]["endpoints"][0]["port"] = 8081
+    before, after = made(SPEC), made(edited)
+    templates = [each[DEPLOYMENT]["spec"]["template"] for each in (before, after)]
+    assert templates[0]["spec"] == templates[1]["spec"]
+    for each, template in zip((before, after), templates, strict=True):
+        (text,) = each[CONFIG_MAP]["data"].values()
+        assert template["metadata"]["annotations"] == {"edge.operator-app.dev/config-hash": envoy.config_hash(text)}
+    assert templates[0] != templates[1]
+
+
+def test_scaling_rolls_nothing() -> None:
+    """More or fewer replicas change one field of the Deployment."""
+    one, five = (made(SPEC | {"replicas": replicas})[DEPLOYMENT]["spec"] for replicas in (1, 5))
+    assert one["template"] == five["template"]
+    assert (one["replicas"], five["replicas"]) == (1, 5)
+
+
+def test_ports_fit_together() -> None:
+    """The Service's target ports are the container's ports, privileged ones raised, and readiness is not exposed."""
+    service = made()[SERVICE]["spec"]
+    assert service["ports"] == [
+        {"name": "http", "port": 80, "targetPort": 10080, "protocol": "TCP"},
+        {"name": "db", "port": 5432, "targetPort": 15432, "protocol": "TCP"},
+    ]
+    assert service["type"] == "ClusterIP"
+    ports = {port["containerPort"] for port in container()["ports"]}
+    probe = container()["readinessProbe"]["httpGet"]["port"]
+    assert ports == {10080, 15432, probe}
