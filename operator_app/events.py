@@ -23,8 +23,8 @@ log = structlog.get_logger(__name__)
 BACKLOG: Final = 1000
 """Occurrences that may wait to be sent; more are dropped."""
 
-NOTE_CHARACTERS: Final = 1024
-"""The API server's limit on ``note``."""
+NOTE_BYTES: Final = 1024
+"""The API server's limit on ``note`` (k8s.io/kubernetes, pkg/apis/core/validation/events.go), in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,14 @@ class EventRecorder:
             log.warning("event_dropped", reason=occurrence.reason, note=occurrence.note)
 
     async def run(self) -> NoReturn:
-        """Send what is queued, for ever."""
-        while True:
-            occurrence = await self._receive.receive()
-            try:
-                await self._tell(occurrence)
-            except OperatorError as error:
-                log.warning("event_failed", reason=occurrence.reason, error=str(error))
+        """Send what is queued, until cancelled; the recorder is of no use after that."""
+        with self._send, self._receive:
+            while True:
+                occurrence = await self._receive.receive()
+                try:
+                    await self._tell(occurrence)
+                except OperatorError as error:
+                    log.warning("event_failed", reason=occurrence.reason, error=str(error))
 
     async def _tell(self, occurrence: Occurrence) -> None:
         event = self._event(occurrence)
@@ -99,7 +100,7 @@ class EventRecorder:
             "type": occurrence.type,
             "reason": occurrence.reason,
             "action": occurrence.action,
-            "note": occurrence.note[:NOTE_CHARACTERS],
+            "note": occurrence.note.encode()[:NOTE_BYTES].decode(errors="ignore"),
             "regarding": {
                 "apiVersion": occurrence.proxy["apiVersion"],
                 "kind": occurrence.proxy["kind"],
