@@ -36,11 +36,7 @@ class Finalizer:
         """
         if is_held(proxy):
             return proxy
-        try:
-            return await self._apply(proxy, {"finalizers": [FINALIZER]})
-        except InvalidError as error:
-            # The API server allows no new finalizer on an object that is being deleted, and says so with a 422.
-            raise ConflictError(error.message, kind=error.kind, key=error.key) from error
+        return await self._apply(proxy, {"finalizers": [FINALIZER]})
 
     async def release(self, proxy: Object) -> None:
         """Take our entry off ``proxy``; a proxy that has gone already is fine.
@@ -58,7 +54,12 @@ class Finalizer:
     async def _apply(self, proxy: Object, extra: Object) -> Object:
         metadata = identity(proxy) | extra
         body = {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": metadata}
-        applied = await self._cluster.apply(ENVOY_PROXY, body, force=True)
+        try:
+            applied = await self._cluster.apply(ENVOY_PROXY, body, force=True)
+        except InvalidError as error:
+            # Both say 422: another life has the name (metadata.uid is immutable), and a new finalizer on an object that
+            # is being deleted.
+            raise ConflictError(error.message, kind=error.kind, key=error.key) from error
         return self._learned(applied.object)
 
     async def _strike_out(self, proxy: Object) -> None:
