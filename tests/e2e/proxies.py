@@ -1,14 +1,21 @@
 """EnvoyProxies for tests: making them, waiting for them, and looking at everything that belongs to one."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from operator_app.desired import child_key
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Key, Kind, Object
-from tests.e2e.kube import Kube, wait_until
-from tests.e2e.operator_process import OPERATOR_NAMESPACE
+from operator_app.api import parse_spec
+from operator_app.desired import child_key, children
+from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Key, Kind, Object, key_of
+from operator_app.ownership import Difference, differences
+from operator_app.settings import Settings
+from tests.e2e.controlplane import AuditEntry, AuditLog
+from tests.e2e.controlplane.audit import Mark, service_account_user
+from tests.e2e.kube import Kube, path_of, wait_until
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
 
+OPERATOR_USER = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 CONVERGE_TIMEOUT_S = 30.0
 
 
@@ -96,6 +103,58 @@ def family(admin: Kube, key: Key) -> Family:
     proxy = admin.get(ENVOY_PROXY, key)
     children = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
     return Family(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)))
+
+
+def declared_children(proxy: Object) -> dict[Kind, Object]:
+    """What a stored proxy declares, as the operator computes it."""
+    return children(proxy, parse_spec(proxy), default_image=Settings().image)
+
+
+def drift_of(admin: Kube, key: Key) -> dict[Kind, tuple[Difference, ...]]:
+    """The children that do not hold what the proxy declares, each with its differences; empty when all hold."""
+    declared = declared_children(admin.get(ENVOY_PROXY, key))
+    found = {kind: differences(child, admin.get(kind, key_of(child))) for kind, child in declared.items()}
+    return {kind: left for kind, left in found.items() if left}
+
+
+def writes_to_children(audit: AuditLog, key: Key, since: Mark) -> list[AuditEntry]:
+    """The operator's writes to the children of one proxy, in their order, the refused ones included."""
+    plurals = {kind.plural for kind in CHILD_KINDS}
+    return [
+        each
+        for each in audit.writes(OPERATOR_USER, since)
+        if each.resource in plurals and (each.namespace, each.name) == child_key(key)
+    ]
+
+
+def history(admin: Kube, key: Key, since: Object) -> list[Object]:
+    """Every version of a proxy that was stored after ``since`` (an older version of it), oldest first."""
+    params = {
+        "watch": "true",
+        "resourceVersion": since["metadata"]["resourceVersion"],
+        "fieldSelector": f"metadata.name={key.name}",
+        "timeoutSeconds": "1",
+    }
+    lines = admin.request("GET", path_of(ENVOY_PROXY, Key(key.namespace, "")), params=params).text.splitlines()
+    return [json.loads(line)["object"] for line in lines]
+
+
+def kstatus(obj: Object) -> str:
+    """What tools that follow kstatus (sigs.k8s.io/cli-utils, ``pkg/kstatus/status``) make of an object of any kind."""
+    if "deletionTimestamp" in obj["metadata"]:
+        return "Terminating"
+    if obj.get("status", {}).get("observedGeneration") != obj["metadata"]["generation"]:
+        return "InProgress"
+    if condition(obj, "Reconciling").get("status") == "True":
+        return "InProgress"
+    if condition(obj, "Stalled").get("status") == "True":
+        return "Failed"
+    return "Current" if condition(obj, "Ready").get("status") == "True" else "InProgress"
+
+
+def version(obj: Object) -> int:
+    """The resourceVersion, which orders all writes to a cluster's objects."""
+    return int(obj["metadata"]["resourceVersion"])
 
 
 def assert_one_of_everything(admin: Kube, key: Key) -> Family:

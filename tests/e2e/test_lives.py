@@ -1,0 +1,236 @@
+"""From birth to burial: a proxy's name may live again, what belonged to an earlier life is never taken over."""
+
+import time
+from typing import Final
+
+import pytest
+
+from operator_app.desired import child_key
+from operator_app.kinds import (
+    CHILD_KINDS,
+    CONFIG_MAP,
+    ENVOY_PROXY,
+    FINALIZER,
+    NAMESPACE,
+    PROXY_REGISTRATION,
+    Key,
+    Object,
+)
+from tests.e2e.controlplane import AuditLog
+from tests.e2e.kube import Kube, KubeError, wait_until
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
+from tests.e2e.proxies import (
+    a_proxy,
+    assert_one_of_everything,
+    condition,
+    drift_of,
+    family,
+    is_refused,
+    record_key,
+    wait_all_gone,
+    wait_reconciled,
+    writes_to_children,
+)
+
+REST_S: Final = 1.0
+"""Several rounds long: the backoff of tests begins at 0.1 s."""
+
+NAMESPACE_TIMEOUT_S: Final = 60.0
+OTHER_FINALIZER: Final = "example.com/other"
+
+
+def reborn(admin: Kube, proxy: Object) -> Object:
+    """A new life under the same name, created the moment that the name is free."""
+
+    def create() -> Object | None:
+        try:
+            return admin.create(ENVOY_PROXY, proxy)
+        except KubeError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            return None
+
+    return wait_until(create, 20, "the name to be free")
+
+
+@pytest.mark.usefixtures("running_operator")
+@pytest.mark.parametrize("propagation", ["Background", "Foreground"])
+def test_a_new_life_takes_over_nothing(admin: Kube, audit: AuditLog, namespace: str, propagation: str) -> None:
+    """Deleted and created again at once: new children, a new record, and no write to any child of the old life."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    wait_reconciled(admin, key)
+    old = family(admin, key)
+    mark = audit.mark()
+
+    admin.delete(ENVOY_PROXY, key, propagation=propagation)
+    born = reborn(admin, a_proxy(namespace, registration={"hostname": "second.example.com"}))
+    wait_reconciled(admin, key)
+
+    new = assert_one_of_everything(admin, key)
+    assert new.proxy["metadata"]["uid"] == born["metadata"]["uid"]
+    assert not set(new.uids.values()) & set(old.uids.values())
+    assert admin.find(PROXY_REGISTRATION, record_key(old.proxy)) is None
+    assert new.record["spec"]["hostname"] == "second.example.com"
+    assert not drift_of(admin, key)
+    done = [each for each in writes_to_children(audit, key, mark) if each.code < 400]
+    assert sorted((each.resource, each.code) for each in done) == sorted((kind.plural, 201) for kind in CHILD_KINDS)
+
+
+def test_a_child_of_an_earlier_life_is_waited_out(
+    admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
+) -> None:
+    """While a finalizer keeps an old child, the new life says so and waits; then it goes on by itself."""
+    key = Key(namespace, "web")
+    child = child_key(key)
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    old = wait_reconciled(admin, key)
+    admin.patch(CONFIG_MAP, child, {"metadata": {"finalizers": [OTHER_FINALIZER]}})
+
+    admin.delete(ENVOY_PROXY, key)
+    reborn(admin, a_proxy(namespace))
+    proxy = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "PreviousLife"))
+    assert condition(proxy, "Stalled") == {}, "nobody has to act"
+    kept = admin.wait_until(CONFIG_MAP, child, lambda live: "deletionTimestamp" in live["metadata"])
+    mark = audit.mark()
+    rounds = running_operator.metric("operator_app_rounds_total")
+    wait_until(lambda: running_operator.metric("operator_app_rounds_total") > rounds + 1, what="two more rounds")
+
+    assert admin.get(CONFIG_MAP, child) == kept
+    assert not [each for each in writes_to_children(audit, key, mark) if each.resource == CONFIG_MAP.plural]
+    admin.patch(CONFIG_MAP, child, {"metadata": {"finalizers": None}})
+    wait_reconciled(admin, key)
+    new = assert_one_of_everything(admin, key)
+    assert kept["metadata"]["uid"] not in new.uids.values()
+    assert old["metadata"]["uid"] not in new.uids.values()
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_orphans_are_strangers_to_the_next_life(admin: Kube, audit: AuditLog, namespace: str) -> None:
+    """Children that were left behind on purpose are nobody's: the next proxy of the name reports them untouched."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    proxy = wait_reconciled(admin, key)
+    before = family(admin, key)
+
+    admin.delete(ENVOY_PROXY, key, propagation="Orphan")
+    wait_all_gone(admin, proxy)
+    orphans = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
+    assert {kind.kind: each["metadata"]["uid"] for kind, each in orphans.items()}.items() <= before.uids.items()
+    assert not any(each["metadata"].get("ownerReferences") for each in orphans.values())
+    mark = audit.mark()
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "NameConflict"))
+    time.sleep(REST_S)
+
+    assert {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS} == orphans
+    assert writes_to_children(audit, key, mark) == []
+
+
+def test_what_happened_while_the_operator_was_down_is_made_good(
+    admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
+) -> None:
+    """At the start: a deletion is finished, an orphaned record removed, a reborn name served, a living one left alone.
+
+    The orphaned record is of a proxy whose finalizer somebody removed by hand, so that it went without us.
+    """
+    names = ("deleted", "escaped", "reborn", "living")
+    keys = {name: Key(namespace, name) for name in names}
+    for name in names:
+        admin.create(ENVOY_PROXY, a_proxy(namespace, name))
+    for key in keys.values():
+        wait_reconciled(admin, key)
+    old = {name: family(admin, key) for name, key in keys.items()}
+    running_operator.stop()
+
+    admin.delete(ENVOY_PROXY, keys["deleted"])
+    for name in ("escaped", "reborn"):
+        admin.patch(ENVOY_PROXY, keys[name], {"metadata": {"finalizers": None}})
+        admin.delete(ENVOY_PROXY, keys[name])
+        admin.wait_gone(ENVOY_PROXY, keys[name])
+    admin.create(ENVOY_PROXY, a_proxy(namespace, "reborn"))
+    time.sleep(REST_S)
+    assert all(admin.find(PROXY_REGISTRATION, record_key(each.proxy)) for each in old.values()), "nobody cleaned up"
+    mark = audit.mark()
+    running_operator.start()
+
+    for name in ("deleted", "escaped"):
+        wait_all_gone(admin, old[name].proxy)
+    wait_reconciled(admin, keys["reborn"])
+    new = assert_one_of_everything(admin, keys["reborn"])
+    assert not set(new.uids.values()) & set(old["reborn"].uids.values())
+    wait_until(
+        lambda: admin.find(PROXY_REGISTRATION, record_key(old["reborn"].proxy)) is None, what="the old record's end"
+    )
+    assert family(admin, keys["living"]).versions == old["living"].versions
+    assert writes_to_children(audit, keys["living"], mark) == []
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_a_namespace_goes_with_everything(admin: Kube, namespace: str) -> None:
+    """A namespace with proxies in it can be deleted, and no record outside of it is left behind."""
+    for name in ("one", "two"):
+        admin.create(ENVOY_PROXY, a_proxy(namespace, name))
+    proxies = [wait_reconciled(admin, Key(namespace, name)) for name in ("one", "two")]
+
+    admin.delete(NAMESPACE, Key("", namespace))
+    admin.wait_gone(NAMESPACE, Key("", namespace), timeout_s=NAMESPACE_TIMEOUT_S)
+
+    records = [each["spec"]["proxy"] for each in admin.list(PROXY_REGISTRATION, OPERATOR_NAMESPACE)]
+    assert not [each for each in records if each["namespace"] == namespace]
+    assert all(admin.find(PROXY_REGISTRATION, record_key(each)) is None for each in proxies)
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_finalizers_of_others_survive_ours(admin: Kube, namespace: str) -> None:
+    """Ours comes and goes beside a foreign one, and while that one holds the proxy, nothing is brought back."""
+    key = Key(namespace, "web")
+    declared = a_proxy(namespace)
+    declared["metadata"]["finalizers"] = [OTHER_FINALIZER]
+    admin.create(ENVOY_PROXY, declared)
+    proxy = wait_reconciled(admin, key)
+    assert set(proxy["metadata"]["finalizers"]) == {OTHER_FINALIZER, FINALIZER}
+
+    admin.delete(ENVOY_PROXY, key)
+    held = admin.wait_until(ENVOY_PROXY, key, lambda live: live["metadata"].get("finalizers") == [OTHER_FINALIZER])
+    assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is None
+    for kind in CHILD_KINDS:
+        admin.delete(kind, child_key(key))
+    admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "yes"}}})
+    time.sleep(REST_S)
+    assert admin.get(ENVOY_PROXY, key)["metadata"]["finalizers"] == [OTHER_FINALIZER]
+    assert admin.get(ENVOY_PROXY, key)["status"] == held["status"]
+    assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is None
+    assert not any(admin.find(kind, child_key(key)) for kind in CHILD_KINDS)
+
+    admin.patch(ENVOY_PROXY, key, {"metadata": {"finalizers": None}})
+    wait_all_gone(admin, proxy)
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_our_finalizer_goes_although_others_own_it_too(admin: Kube, namespace: str) -> None:
+    """A manifest that was exported and applied again makes its author an owner of our entry; deletion still works."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    proxy = wait_reconciled(admin, key)
+    copied = {"name": key.name, "namespace": key.namespace, "finalizers": [FINALIZER, OTHER_FINALIZER]}
+    exported = {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": copied}
+    admin.apply(ENVOY_PROXY, exported, field_manager="gitops")
+
+    admin.delete(ENVOY_PROXY, key)
+    admin.wait_until(ENVOY_PROXY, key, lambda live: live["metadata"].get("finalizers") == [OTHER_FINALIZER])
+    assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is None
+    admin.patch(ENVOY_PROXY, key, {"metadata": {"finalizers": None}})
+    wait_all_gone(admin, proxy)
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_a_finalizer_removed_by_hand_comes_back(admin: Kube, namespace: str) -> None:
+    """On a living proxy our entry is put back, so that its record can't be left behind."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    before = wait_reconciled(admin, key)
+
+    admin.patch(ENVOY_PROXY, key, {"metadata": {"finalizers": None}})
+    admin.wait_until(ENVOY_PROXY, key, lambda live: live["metadata"].get("finalizers") == [FINALIZER])
+    assert admin.get(ENVOY_PROXY, key)["status"] == before["status"]
