@@ -1,4 +1,4 @@
-# ruff: noqa: INP001  # a program that is run by name, not a package
+# a program that is run by name, not a package
 """What fairness costs: the lanes of ``WorkQueue`` against one plain FIFO, in the same run.
 
 Run as ``python -m benchmarks.bench_workqueue [KEYS]`` (100,000 by default). Each row adds all keys, adds them all again

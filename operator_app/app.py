@@ -8,9 +8,10 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Final, TypedDict
 
 import anyio
@@ -22,7 +23,7 @@ from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import Cluster, Request
 from operator_app.deltas import Delta, Listed
 from operator_app.desired import proxy_key
-from operator_app.errors import OperatorError, TransientError
+from operator_app.errors import ConfigurationError, OperatorError, TransientError
 from operator_app.events import EventRecorder
 from operator_app.finalizer import Finalizer
 from operator_app.kinds import (
@@ -30,18 +31,21 @@ from operator_app.kinds import (
     ENVOY_PROXY,
     FIELD_MANAGER,
     LABEL_MANAGED_BY,
+    LABEL_TENANT,
+    NAMESPACE,
     PROXY_REGISTRATION,
     Key,
     Kind,
     Object,
     key_of,
 )
+from operator_app.pressure import Pressure
 from operator_app.reconcile import Reconciler, Verdict, controller_uid
 from operator_app.registration.in_cluster import InClusterRegistry, proxy_of
 from operator_app.report import Reporter
 from operator_app.settings import Settings
 from operator_app.status import StatusWriter
-from operator_app.store import Store
+from operator_app.store import Index, Store
 from operator_app.sweep import sweep
 from operator_app.telemetry import Health, Metrics, serving
 from operator_app.watch import WatchTimes, follow
@@ -49,8 +53,13 @@ from operator_app.workqueue import Limits, Priority, WorkQueue
 
 log = structlog.get_logger(__name__)
 
-WATCHED: Final = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
-"""Every kind that the store keeps."""
+INDEXES: Final[Mapping[Kind, Index]] = {
+    ENVOY_PROXY: lambda _: None,
+    NAMESPACE: lambda _: None,
+    PROXY_REGISTRATION: proxy_of,
+    **dict.fromkeys(CHILD_KINDS, controller_uid),
+}
+"""Every kind that the store keeps, and what its objects are looked up by."""
 
 OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of everything that this operator makes."""
@@ -72,11 +81,13 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
     Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration, and
     ``OSError`` when the HTTP port is taken.
     """
-    metrics, health = Metrics(), Health()
+    metrics, health, pressure = Metrics(), Health(), Pressure()
 
     def observe(request: Request, code: int | None, duration_s: float) -> None:
         metrics.requests.labels(request.verb, request.kind.kind, str(code) if code else "none").inc()
         metrics.request_seconds.labels(request.verb).observe(duration_s)
+        if code == HTTPStatus.TOO_MANY_REQUESTS:
+            pressure.refused(now_mono=time.monotonic())
 
     async with connect(
         kubeconfig=settings.kubeconfig,
@@ -88,21 +99,39 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
     ) as cluster:
         with serving(settings.http_port, metrics, health) as port:
             log.info("started", namespace=settings.namespace, http_port=port)
-            await Operator(settings, cluster, metrics, health).run()
+            await _refuse_unknown_namespaces(cluster, settings)
+            await Operator(settings, cluster, metrics, health, pressure).run()
             log.info("stopped")
+
+
+async def _refuse_unknown_namespaces(cluster: Cluster, settings: Settings) -> None:
+    """Raise ``ConfigurationError`` for a namespace that certainly does not exist; doubt is no reason not to start."""
+    for name in (settings.namespace, *settings.namespaces):
+        try:
+            found = await cluster.get(NAMESPACE, Key("", name))
+        except OperatorError as error:
+            log.warning("namespace_unchecked", namespace=name, error=str(error))
+            continue
+        if found is None:
+            raise ConfigurationError(f"there is no namespace {name!r}; create it, or name another")
 
 
 class Operator:
     """The rooms of one operator, connected."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, metrics: Metrics, health: Health) -> None:
+    def __init__(
+        self, settings: Settings, cluster: Cluster, metrics: Metrics, health: Health, pressure: Pressure
+    ) -> None:
         self._settings = settings
         self._cluster = cluster
         self._metrics = metrics
         self._health = health
-        self._store = Store(
-            {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of} | dict.fromkeys(CHILD_KINDS, controller_uid)
-        )
+        self._store = Store(INDEXES)
+        self._scopes: frozenset[str | None] = frozenset(settings.namespaces or (None,))
+        # Namespaces are cluster-scoped: who may serve only some of them need not be allowed to watch them.
+        self._watched = tuple(kind for kind in INDEXES if kind != NAMESPACE or not settings.namespaces)
+        self._begun: set[str | None] = set()
+        self._pressure = pressure
         self._queue = WorkQueue(
             Limits(
                 in_flight_per_lane=settings.in_flight_per_tenant,
@@ -144,8 +173,9 @@ class Operator:
         """Work until a signal comes; then take no new keys, let rounds finish within the grace time, and return."""
         async with anyio.create_task_group() as everything:
             everything.start_soon(self._beat)
-            for kind in WATCHED:
-                everything.start_soon(self._follow, kind)
+            for kind in self._watched:
+                for scope in self._scopes_of(kind):
+                    everything.start_soon(self._follow, kind, scope)
             everything.start_soon(self._sweep)
             everything.start_soon(self._events.run)
             everything.start_soon(self._stop_on_signal)
@@ -166,10 +196,10 @@ class Operator:
             self._metrics.queued.set(len(self._queue))
             await anyio.sleep(1)
 
-    async def _follow(self, kind: Kind) -> None:
+    async def _follow(self, kind: Kind, scope: Scope) -> None:
         def on_trouble(kind: Kind, error: OperatorError) -> None:
             self._metrics.watch_errors.labels(kind.kind).inc()
-            log.warning("watch_failed", kind=kind.kind, error=str(error))
+            log.warning("watch_failed", kind=kind.kind, namespace=scope["namespace"], error=str(error))
 
         await follow(
             self._cluster,
@@ -181,15 +211,23 @@ class Operator:
             rand=random.random,
             on_trouble=on_trouble,
             on_event=lambda how: self._metrics.watch_restarts.labels(kind.kind, how).inc(),
-            **self._scope(kind),
+            **scope,
         )
 
-    def _scope(self, kind: Kind) -> Scope:
-        """Which objects of a kind are ours to know."""
-        return {
-            "namespace": self._settings.namespace if kind == PROXY_REGISTRATION else None,
-            "labels": None if kind == ENVOY_PROXY else OURS,
-        }
+    def _scope(self, kind: Kind, namespace: str | None) -> Scope:
+        """Which objects of a kind are ours to know, when ``namespace`` (``None``: all) is served."""
+        if kind == ENVOY_PROXY:
+            return {"namespace": namespace, "labels": None}
+        if kind == NAMESPACE:
+            return {"namespace": None, "labels": LABEL_TENANT}
+        if kind == PROXY_REGISTRATION:
+            return {"namespace": self._settings.namespace, "labels": OURS}
+        return {"namespace": namespace, "labels": OURS}
+
+    def _scopes_of(self, kind: Kind) -> list[Scope]:
+        """The scopes in which a kind is watched, each once."""
+        scopes = [self._scope(kind, namespace) for namespace in sorted(self._scopes, key=str)]
+        return [scope for index, scope in enumerate(scopes) if scope not in scopes[:index]]
 
     def _take(self, delta: Delta) -> None:
         """News of any object is a reason to look at the proxy that it belongs to."""
@@ -197,13 +235,39 @@ class Operator:
             owner = _owner(delta.kind, obj)
             if owner is not None:
                 self._add(owner, _priority(delta, obj))
-        if not self._health.is_ready and not self._is_stopping and self._store.is_synced:
-            self._health.is_ready = True
-            log.info("synced", proxies=len(self._store.keys(ENVOY_PROXY)))
+        if isinstance(delta, Listed) and delta.last:
+            self._begin_where_synced()
         self._wake.set()
 
+    def _begin_where_synced(self) -> None:
+        """Start working in every scope in which everything has been listed; one that never is holds up no other."""
+        for namespace in self._scopes - self._begun:
+            if all(self._store.is_synced(kind, self._scope(kind, namespace)["namespace"]) for kind in self._watched):
+                self._begun.add(namespace)
+                wanted = [key for key in self._known_proxies() if namespace in (None, key.namespace)]
+                for key in wanted:
+                    self._add(key, Priority.USER if _is_unserved(self._store.get(ENVOY_PROXY, key)) else Priority.SWEEP)
+                log.info("synced", namespace=namespace, proxies=len(wanted))
+        if not self._is_stopping:
+            self._health.is_ready = self._health.is_ready or bool(self._begun)
+
+    def _known_proxies(self) -> set[Key]:
+        """Every proxy that exists, or of which the registry still tells."""
+        return {*self._store.keys(ENVOY_PROXY), *self._store.index_values(PROXY_REGISTRATION)}
+
     def _add(self, key: Key, priority: Priority) -> None:
-        self._queue.add(key, key.namespace, priority, now=time.monotonic())
+        """Want a round; where not everything is known yet, the end of the first list does it."""
+        if self._begun.isdisjoint((None, key.namespace)):
+            return
+        now = time.monotonic()
+        at = now + self._pressure.delay_s(priority, now_mono=now)
+        self._queue.add_at(key, self._tenant(key.namespace), priority, at=at, now=now)
+
+    def _tenant(self, namespace: str) -> str:
+        """The lane of a namespace: its tenant label, or itself."""
+        labelled = self._store.get(NAMESPACE, Key("", namespace)) if NAMESPACE in self._watched else None
+        tenant: str | None = labelled["metadata"].get("labels", {}).get(LABEL_TENANT) if labelled else None
+        return tenant or namespace
 
     async def _sweep(self) -> None:
         """Anti-entropy: one list for each kind against the store, then a round for every proxy.
@@ -212,18 +276,19 @@ class Operator:
         """
         while True:
             await anyio.sleep(self._settings.sweep_interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
-            if not self._store.is_synced:
+            if not self._begun:
                 continue
-            for kind in WATCHED:
-                await self._sweep_kind(kind)
+            for kind in self._watched:
+                for scope in self._scopes_of(kind):
+                    await self._sweep_kind(kind, scope)
             self._applier.forget_refusals()
-            for key in self._store.keys(ENVOY_PROXY):
+            for key in self._known_proxies():
                 self._add(key, Priority.SWEEP)
             self._wake.set()
 
-    async def _sweep_kind(self, kind: Kind) -> None:
+    async def _sweep_kind(self, kind: Kind, scope: Scope) -> None:
         try:
-            missed = await sweep(self._cluster, self._store, kind, **self._scope(kind))
+            missed = await sweep(self._cluster, self._store, kind, **scope)
         except OperatorError as error:
             log.warning("sweep_failed", kind=kind.kind, error=str(error))
             return
@@ -239,7 +304,9 @@ class Operator:
         slots = anyio.CapacityLimiter(self._settings.workers)
         async with anyio.create_task_group() as rounds:
             while not self._is_stopping:
-                key = self._queue.take(time.monotonic()) if self._store.is_synced else None
+                now = time.monotonic()
+                slots.total_tokens = max(1, int(self._settings.workers * self._pressure.share(now_mono=now)))
+                key = self._queue.take(now)
                 if key is None:
                     await self._rest()
                     continue
@@ -293,13 +360,21 @@ def _owner(kind: Kind, obj: Object) -> Key | None:
         return key_of(obj)
     if kind == PROXY_REGISTRATION:
         return proxy_of(obj)
+    if kind == NAMESPACE:
+        return None  # a new tenant label counts from the next wish for a round on
     return proxy_key(key_of(obj))
 
 
 def _priority(delta: Delta, obj: Object) -> Priority:
     """A declaration that was not served yet goes first; a proxy that was fine at start-up can wait."""
-    if delta.kind == ENVOY_PROXY:
-        observed = (obj.get("status") or {}).get("observedGeneration")
-        if observed != obj["metadata"]["generation"] or "deletionTimestamp" in obj["metadata"]:
-            return Priority.USER
+    if delta.kind == ENVOY_PROXY and _is_unserved(obj):
+        return Priority.USER
     return Priority.SWEEP if isinstance(delta, Listed) else Priority.REPAIR
+
+
+def _is_unserved(proxy: Object | None) -> bool:
+    """Whether a proxy's declaration, or its deletion, has not been acted on yet."""
+    if proxy is None:
+        return False
+    observed = (proxy.get("status") or {}).get("observedGeneration")
+    return observed != proxy["metadata"]["generation"] or "deletionTimestamp" in proxy["metadata"]

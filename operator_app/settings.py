@@ -3,13 +3,16 @@
 A flag wins over the environment, the environment over the default. Times are seconds.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ENV_PREFIX: Final = "OPERATOR_APP_"
+
+_DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -25,6 +28,9 @@ class Settings(BaseSettings):
     namespace: str = Field("edge-system", min_length=1, description="own namespace; registry records are kept there")
     image: str = Field(
         "envoyproxy/envoy:v1.40.0", min_length=1, description="Envoy image of proxies whose spec names none"
+    )
+    namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="namespaces to serve, separated by commas; without any, all of them"
     )
     kubeconfig: Path | None = Field(
         None, description="kubeconfig file; without it in-cluster configuration, then KUBECONFIG, then ~/.kube/config"
@@ -48,6 +54,20 @@ class Settings(BaseSettings):
     contention_base_s: Seconds = Field(2, description="first pause between repairs of a field that is taken again")
     contention_cap_s: Seconds = Field(300, description="longest pause between repairs of a field that is taken again")
     shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM")
+
+    @field_validator("namespaces", mode="before")
+    @classmethod
+    def _names_are_separated_by_commas(cls, value: object) -> object:
+        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("namespaces")
+    @classmethod
+    def _names_are_namespaces(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _DNS_LABEL.fullmatch(name):
+                message = f"{name!r} can't be a namespace; write DNS labels separated by commas, such as team-a,team-b"
+                raise ValueError(message)
+        return tuple(dict.fromkeys(value))
 
     @model_validator(mode="after")
     def _backoff_is_ordered(self) -> Self:

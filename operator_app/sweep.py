@@ -49,12 +49,11 @@ async def sweep(
     await sleep(GRACE_S)
     missed = []
     for key, version in suspects.items():
-        known = store.get(kind, key)
-        if (version_of(known) if known is not None else None) != version:
+        if store.version(kind, key) != version:
             continue  # the watch has spoken meanwhile
         live = await cluster.get(kind, key)
-        if live is not None and (known is None or version_of(known) < version_of(live)):
-            store.take(Changed(kind, live))
+        known = store.get(kind, key)
+        if live is not None and store.take(Changed(kind, live)):
             missed.append(Missed(kind, live, is_gone=False))
         elif live is None and known is not None:
             store.take(Deleted(kind, known))
@@ -75,11 +74,11 @@ async def _suspects(
             for obj in page.items:
                 key = key_of(obj)
                 listed.add(key)
-                known = store.get(kind, key)
-                if known is None or version_of(known) < version_of(obj):
-                    suspects[key] = None if known is None else version_of(known)
+                known = store.version(kind, key)
+                if known is None or known < version_of(obj):
+                    suspects[key] = known
     for key in store.keys(kind):
-        known = store.get(kind, key)
-        if key not in listed and known is not None and version_of(known) <= as_of:
-            suspects[key] = version_of(known)
+        known = store.version(kind, key)
+        if key not in listed and known is not None and known <= as_of:
+            suspects[key] = known
     return suspects
