@@ -299,10 +299,11 @@ def _part(stage: Stage, story: Story, proxy: Object) -> None:
         story.say("the children are the garbage collector's: it looks for new kinds of owners every 30 s")
 
     def is_gone() -> bool:
-        for kind, key in list(watched):
-            if stage.admin.find(kind, key) is None:
-                watched.remove((kind, key))
-                story.say(f"gone: {kind} {key}")
+        # What goes last is looked for first, so that the order of the lines is the order of the events.
+        gone = [(kind, key) for kind, key in reversed(watched) if stage.admin.find(kind, key) is None]
+        for kind, key in reversed(gone):
+            watched.remove((kind, key))
+            story.say(f"gone: {kind} {key}")
         return not watched
 
     wait_until(is_gone, GONE_TIMEOUT_S, f"the end of everything that belonged to {PROXY}")

@@ -1,0 +1,148 @@
+"""The README says what the code says: settings, metrics, reasons, and the tests that prove its promises.
+
+``python -m tests.unit.test_readme`` writes the table of settings anew.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from operator_app import status
+from operator_app.settings import ENV_PREFIX, Settings
+from operator_app.telemetry import Metrics
+
+ROOT: Final = Path(__file__).parents[2]
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+SETTINGS: Final = re.compile(r"(?<=<!-- settings, written by tests/unit/test_readme.py -->\n).*?(?=<!-- /)", re.DOTALL)
+
+
+def settings_table() -> str:
+    """The table of settings, as the class has them."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default in (None, ()) else f"`{field.default}`"
+        rows.append(f"| `{ENV_PREFIX}{name.upper()}` | {default} | {field.description} |")
+    return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+def metric_names() -> Iterator[str]:
+    """Every metric under the name by which it is queried."""
+    for family in Metrics().registry.collect():
+        yield family.name + "_total" if family.type == "counter" else family.name
+
+
+def reasons() -> set[str]:
+    """Every reason that the code gives by name: the first argument of a Problem or TerminalError, a Judgement's own.
+
+    Reasons that the API server gives are passed on as they come and are not among them.
+    """
+    found = set()
+    for file in (ROOT / "operator_app").rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        constants = {
+            node.target.id: node.value.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            if node.func.id in ("Problem", "TerminalError"):
+                candidates = node.args[:1]
+            elif node.func.id == "Judgement":
+                candidates = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
+            else:
+                continue
+            for each in candidates:
+                value = constants.get(each.id) if isinstance(each, ast.Name) else getattr(each, "value", None)
+                if isinstance(value, str):
+                    found.add(value)
+    return found
+
+
+def test_the_settings_table_is_the_class() -> None:
+    """Names, defaults and meanings are those of Settings, all of them and in their order."""
+    found = SETTINGS.search(README)
+    assert found
+    assert found[0] == settings_table(), "python -m tests.unit.test_readme writes it"
+
+
+def test_every_metric_is_listed_and_no_other() -> None:
+    """Names in the table of metrics are those that are exported."""
+    listed = re.findall(r"^\| `(operator_app_\w+)` \|", README, re.MULTILINE)
+    assert sorted(listed) == sorted(metric_names())
+
+
+def test_every_reason_is_explained() -> None:
+    """Whatever reason the code can give, a user finds what it means and what to do."""
+    table = README.partition("### Reasons")[2].partition("\n## ")[0]
+    explained = set(re.findall(r"`([A-Z]\w+)`", table))
+    assert len(reasons()) > 10, "the scan finds them"
+    assert reasons() - explained == set()
+
+
+def test_every_condition_is_explained() -> None:
+    """The table of conditions has all that the status can show."""
+    table = README.partition("## Conditions")[2].partition("###")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {
+        status.READY,
+        status.RECONCILED,
+        status.AVAILABLE,
+        status.REGISTERED,
+        status.RECONCILING,
+        status.STALLED,
+        status.CONTENDED,
+    }
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    """A promise without a test is none."""
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py")]
+    defined = {name for source in sources for name in re.findall(r"^(?:async )?def (test_\w+)\(", source, re.MULTILINE)}
+    rows = README.partition("## What it promises")[2].partition("\n## ")[0].splitlines()
+    promises = [row for row in rows if row.startswith("| ")][1:]
+    assert promises
+    for row in promises:
+        named = re.findall(r"`(test_\w+)`", row)
+        assert named, row
+        assert set(named) <= defined, row
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/adr/README.md"])
+def test_links_lead_somewhere(document: str) -> None:
+    """A relative link in a document names a file that is there."""
+    file = ROOT / document
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", file.read_text(encoding="utf-8"))
+    assert [link for link in links if not (file.parent / link).exists()] == []
+
+
+def test_every_decision_is_in_the_index() -> None:
+    """The index of decisions has each record under its own number and title."""
+    directory = ROOT / "docs" / "adr"
+    titles = {
+        file.name: file.read_text(encoding="utf-8").splitlines()[0] for file in sorted(directory.glob("[0-9]*.md"))
+    }
+    rows = re.findall(
+        r"^\| \[(\d+)\]\((.+?)\) \| (.+) \|$", (directory / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert {name: f"# {number}. {title}" for number, name, title in rows} == titles
+
+
+def test_every_make_command_exists() -> None:
+    """A `make` command that a document tells people to type is a target of the Makefile."""
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for document in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / document).read_text(encoding="utf-8")
+        named = set(re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, re.MULTILINE))
+        assert named, document
+        assert named <= targets, document
+
+
+if __name__ == "__main__":
+    (ROOT / "README.md").write_text(SETTINGS.sub(lambda _: settings_table(), README), encoding="utf-8")
