@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 ENV_PREFIX: Final = "OPERATOR_APP_"
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_ZONE_LABEL: Final = re.compile(r"[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -54,11 +55,43 @@ class Settings(BaseSettings):
     contention_base_s: Seconds = Field(2, description="first pause between repairs of a field that is taken again")
     contention_cap_s: Seconds = Field(300, description="longest pause between repairs of a field that is taken again")
     shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM")
+    powerdns_url: str | None = Field(
+        None, description="PowerDNS's HTTP API without its path, for example https://dns.example.com:8081"
+    )
+    powerdns_zones: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="DNS zones that hostnames may be in, separated by commas; the longest that fits is used"
+    )
+    powerdns_api_key_file: Path | None = Field(None, description="file with the API key, read again when it is refused")
+    powerdns_ca_file: Path | None = Field(None, description="PEM certificates that the server's is verified by")
+    powerdns_server_id: str = Field(
+        "localhost", pattern=r"^[A-Za-z0-9._-]+$", description="PowerDNS's server id in its API"
+    )
+    powerdns_operator_id: str = Field(
+        "default",
+        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+        description="this operator's name in ownership records; operators that share a zone need different ones",
+    )
+    powerdns_default_ttl_s: int = Field(
+        300, ge=1, le=2_147_483_647, description="time to live of DNS records whose proxy names none"
+    )
+    powerdns_timeout_s: Seconds = Field(5, description="bound on each request to PowerDNS")
 
-    @field_validator("namespaces", mode="before")
+    @field_validator("namespaces", "powerdns_zones", mode="before")
     @classmethod
     def _names_are_separated_by_commas(cls, value: object) -> object:
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("powerdns_zones")
+    @classmethod
+    def _names_are_zones(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        zones = tuple(dict.fromkeys(name.lower().removesuffix(".") for name in value))
+        for zone in zones:
+            if not all(map(_ZONE_LABEL.fullmatch, zone.split("."))) or len(zone) > 253:
+                message = (
+                    f"{zone!r} can't be a DNS zone; write names separated by commas, such as example.com,example.org"
+                )
+                raise ValueError(message)
+        return zones
 
     @field_validator("namespaces")
     @classmethod
