@@ -531,12 +531,42 @@ class Resources(ApiModel):
     is also the number of Envoy's worker threads."""
 
 
+# DNS lets a TTL go up to 2^31-1 (RFC 2181 section 8). A day is the most that a name may be wrong after a change, and 0
+# would send every look-up to the name server.
+Ttl = Annotated[Int32, Field(ge=1, le=86_400)]
+
+
 class Registration(ApiModel):
     """What the outside record says beyond the proxy's address."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.hostname) || !(has(self.ttl) || has(self.registry))",
+            message="ttl and registry say how a hostname is published: add the hostname, or remove them",
+            holds=lambda registration: (
+                registration.hostname is not None or (registration.ttl is None and registration.registry is None)
+            ),
+            field=".hostname",
+        ),
+    )
+
     hostname: DnsName | None = None
-    """Name under which the proxy is registered, for example shop.example.com. Left out: the record has the address
-    alone."""
+    """Name under which the proxy is registered, for example shop.example.com. One proxy has it at a time, the first
+    that asks. Left out: the record has the address alone."""
+
+    ttl: Ttl | None = None
+    """For how many seconds others may remember the record, 1 to 86400. Left out: the registry's default."""
+
+    registry: DnsLabel | None = None
+    """Name of the registry that publishes the hostname, one of those that the operator is set up with, for example
+    in-cluster. Left out: the operator's default."""
+
+
+class DeletionPolicy(StrEnum):
+    """What becomes of what a deleted proxy has made."""
+
+    DELETE = "Delete"
+    ORPHAN = "Orphan"
 
 
 class EnvoyProxySpec(ApiModel):
@@ -593,6 +623,10 @@ class EnvoyProxySpec(ApiModel):
     registration: Registration | None = None
     """What the record in the registry says. Every proxy is registered with its address; left out: without a
     hostname."""
+
+    deletion_policy: DeletionPolicy = DeletionPolicy.DELETE
+    """What becomes of children and record when this object is deleted: Delete, they go along; Orphan, they stay as they
+    are, belong to nobody, and the hostname stays taken."""
 
     paused: Annotated[bool, Field(strict=True)] = False
     """While true the operator writes nothing for this object but its status. What runs goes on running."""
@@ -704,6 +738,24 @@ class RegisteredPort(ApiModel):
     """What the listener speaks."""
 
 
+class RetiringName(ApiModel):
+    """A name that may still be published for the proxy, and has to be taken back."""
+
+    registry: DnsLabel
+    """Name of the registry that may hold it."""
+
+    hostname: DnsName
+    """The name there."""
+
+
+class RecordState(StrEnum):
+    """Why there is a record: for its proxy, or although its proxy is gone."""
+
+    REGISTERED = "Registered"
+    ABANDONED = "Abandoned"
+    ORPHANED = "Orphaned"
+
+
 class ProxyRegistrationSpec(ApiModel):
     """One proxy's entry in the in-cluster registry, written by the operator alone."""
 
@@ -718,7 +770,21 @@ class ProxyRegistrationSpec(ApiModel):
     """metadata.generation of the EnvoyProxy that the record was made from. Never goes back."""
 
     hostname: DnsName | None = None
-    """spec.registration.hostname of the EnvoyProxy."""
+    """spec.registration.hostname of the EnvoyProxy, once it has the claim on it."""
+
+    ttl: Ttl | None = None
+    """spec.registration.ttl of the EnvoyProxy."""
+
+    registry: DnsLabel = "in-cluster"
+    """Name of the registry that publishes the hostname; in-cluster is this record itself."""
+
+    retiring: Annotated[tuple[RetiringName, ...], Field(max_length=64)] = ()
+    """Names that were published before and may still be. Noted here before anything replaces them, struck out once
+    their removal is confirmed."""
+
+    state: RecordState = RecordState.REGISTERED
+    """Registered: the proxy exists. Abandoned: it is gone, and its names are still to be taken back. Orphaned: it is
+    gone, and its deletionPolicy keeps the record."""
 
     address: Annotated[str, Field(min_length=1, max_length=253)]
     """Where clients reach the proxy: an IP address or a DNS name."""
@@ -727,10 +793,18 @@ class ProxyRegistrationSpec(ApiModel):
     """The proxy's listeners."""
 
 
+class ProxyRegistrationStatus(ApiModel):
+    """What an outside registry has confirmed; nothing where this record is the registration itself."""
+
+    confirmed_generation: Annotated[Int64, Field(ge=0)] | None = None
+    """The metadata.generation of this record that the registry has confirmed; 0 once it was found otherwise."""
+
+
 class ProxyRegistration(ApiModel):
     """The record that makes a proxy known outside its namespace.
 
-    The operator writes and removes it; edits by others are undone.
+    The operator writes and removes it; edits by others are undone. It is also the operator's memory of what it has
+    published elsewhere: remove it by hand and published names are forgotten.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -742,6 +816,36 @@ class ProxyRegistration(ApiModel):
 
     spec: ProxyRegistrationSpec
     """What is registered."""
+
+    status: ProxyRegistrationStatus | None = None
+    """What an outside registry has confirmed."""
+
+
+class HostnameClaimSpec(ApiModel):
+    """Who has a hostname."""
+
+    hostname: DnsName
+    """The name that is taken."""
+
+    proxy: ProxyReference
+    """Whose it is."""
+
+
+class HostnameClaim(ApiModel):
+    """One hostname, taken by one EnvoyProxy: the API server's uniqueness of names makes it the only one.
+
+    The operator writes and removes it.
+    """
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.metadata.name == self.spec.hostname",
+            message="metadata.name must be spec.hostname: one hostname has one claim",
+        ),
+    )
+
+    spec: HostnameClaimSpec
+    """Who has the hostname."""
 
 
 def parse_spec(obj: dict[str, Any]) -> EnvoyProxySpec:

@@ -11,8 +11,8 @@ from typing import Final
 
 import yaml
 
-from operator_app.api import ApiModel, EnvoyProxy, ProxyRegistration
-from operator_app.kinds import ENVOY_PROXY, PROXY_REGISTRATION, Kind, Object
+from operator_app.api import ApiModel, EnvoyProxy, HostnameClaim, ProxyRegistration
+from operator_app.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Kind, Object
 
 _ABSENT: Final[tuple[object, ...]] = (None, [], {})
 
@@ -47,13 +47,27 @@ def crds() -> tuple[Object, ...]:
             ProxyRegistration,
             short_name="eproxyreg",
             categories=["edge"],
-            subresources={},
+            subresources={"status": {}},
             columns=[
                 _column("Proxy", ".spec.proxy.name", "The EnvoyProxy that is registered."),
                 _column("Namespace", ".spec.proxy.namespace", "Namespace of the EnvoyProxy."),
                 _column("Hostname", ".spec.hostname", "Name under which the proxy is registered."),
                 _column("Address", ".spec.address", "Where clients reach the proxy."),
+                _column("State", ".spec.state", "Why there is a record."),
                 _column("Age", ".metadata.creationTimestamp", "Time since the record was created.", type_="date"),
+                _column("Registry", ".spec.registry", "Who publishes the hostname.") | {"priority": 1},
+            ],
+        ),
+        _crd(
+            HOSTNAME_CLAIM,
+            HostnameClaim,
+            short_name="ehost",
+            categories=["edge"],
+            subresources={},
+            columns=[
+                _column("Namespace", ".spec.proxy.namespace", "Namespace of the EnvoyProxy that has the hostname."),
+                _column("Proxy", ".spec.proxy.name", "The EnvoyProxy that has the hostname."),
+                _column("Age", ".metadata.creationTimestamp", "Time since the hostname was taken.", type_="date"),
             ],
         ),
     )

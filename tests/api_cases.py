@@ -50,7 +50,8 @@ def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
             ],
             "service": {"type": "ClusterIP", "annotations": {"example.com/owner": "team-a"}},
             "resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "256Mi"}},
-            "registration": {"hostname": "shop.example.com"},
+            "registration": {"hostname": "shop.example.com", "ttl": 300, "registry": "in-cluster"},
+            "deletionPolicy": "Delete",
             "paused": False,
         },
     }
@@ -231,6 +232,12 @@ CASES: Final[tuple[Case, ...]] = (
         ["Shop.example.com", "shop.example.com.", "*.example.com", "shop:80", "10.0.0.7"],
         "without port, scheme or trailing dot",
     ),
+    Case(
+        ("spec", "registration"),
+        {"hostname": "shop.example.com", "ttl": 60, "registry": "in-cluster"},
+        [{"ttl": 60}, {"registry": "in-cluster"}],
+        "add the hostname, or remove them",
+    ),
 )
 
 NAME_CASE: Final = Case(("metadata", "name"), "a" * 57, ["a" * 58, "1a", "a.b"], "at most 57")
@@ -240,6 +247,9 @@ BOUNDS: Final[tuple[tuple[Path, Sequence[Any], Sequence[Any]], ...]] = (
     (("spec", "replicas"), [0, 100], [-1, 101, 1.5, "1", True]),
     (("spec", "paused"), [True], ["true", 1]),
     (("spec", "image"), ["a"], ["", "a" * 513]),
+    (("spec", "registration", "ttl"), [1, 86_400], [0, 86_401, "60"]),
+    (("spec", "registration", "registry"), ["a" * 63], ["a" * 64, "", "In-Cluster"]),
+    (("spec", "deletionPolicy"), ["Orphan"], ["orphan", "Retain"]),
     (("spec", "listeners"), [_listeners(*_ports(16))], [[], _listeners(*_ports(17))]),
     ((*LISTENER, "port"), [1, 65535], [0, 65536]),
     ((*LISTENER, "targetPort"), [1024, 65535], [0, 1023, 65536, "http"]),

@@ -13,7 +13,7 @@ from operator_app.kinds import ENVOY_PROXY, PROXY_REGISTRATION, Object
 from tests.api_cases import CASES, NAME_CASE, proxy
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-ENVOY_PROXY_CRD, PROXY_REGISTRATION_CRD = crds()
+ENVOY_PROXY_CRD, PROXY_REGISTRATION_CRD, HOSTNAME_CLAIM_CRD = crds()
 
 
 def schema_of(crd: Object) -> Object:
@@ -135,6 +135,7 @@ def test_defaults() -> None:
         ".spec.backends[].endpoints[].weight": 1,
         ".spec.service": {"type": "ClusterIP"},
         ".spec.service.type": "ClusterIP",
+        ".spec.deletionPolicy": "Delete",
         ".spec.paused": False,
         ".status": {"observedGeneration": -1},
         ".status.observedGeneration": -1,
@@ -183,14 +184,24 @@ def test_names_and_subresources_of_envoy_proxy() -> None:
 
 
 def test_names_and_subresources_of_proxy_registration() -> None:
-    """A record is all spec: one writer, no status of its own."""
+    """A record says what is registered in its spec and what was confirmed in its status."""
     spec = PROXY_REGISTRATION_CRD["spec"]
     (version,) = spec["versions"]
     assert PROXY_REGISTRATION_CRD["metadata"]["name"] == "proxyregistrations.edge.operator-app.dev"
     assert (spec["names"]["kind"], spec["names"]["shortNames"]) == (PROXY_REGISTRATION.kind, ["eproxyreg"])
-    assert "subresources" not in version
+    assert version["subresources"] == {"status": {}}
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert columns == ["Proxy", "Namespace", "Hostname", "Address", "Age"]
+    assert columns == ["Proxy", "Namespace", "Hostname", "Address", "State", "Age", "Registry"]
+
+
+def test_names_of_hostname_claim() -> None:
+    """A claim is a hostname and its holder, and nothing else."""
+    spec = HOSTNAME_CLAIM_CRD["spec"]
+    (version,) = spec["versions"]
+    assert HOSTNAME_CLAIM_CRD["metadata"]["name"] == "hostnameclaims.edge.operator-app.dev"
+    assert spec["names"]["shortNames"] == ["ehost"]
+    assert "subresources" not in version
+    assert set(schema_of(HOSTNAME_CLAIM_CRD)["properties"]["spec"]["properties"]) == {"hostname", "proxy"}
 
 
 def test_the_schemas_fields_are_the_models_fields() -> None:

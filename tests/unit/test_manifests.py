@@ -56,6 +56,13 @@ OPERATOR_NAMESPACE: Final = {
     (EDGE, "proxyregistrations", "create"): "register",
     (EDGE, "proxyregistrations", "patch"): "bring a record up to date",
     (EDGE, "proxyregistrations", "delete"): "deregister",
+    (EDGE, "proxyregistrations/status", "patch"): "remember what an outside registry has confirmed",
+    (EDGE, "hostnameclaims", "get"): "whose claim it is, after a lost race",
+    (EDGE, "hostnameclaims", "list"): "start of a watch",
+    (EDGE, "hostnameclaims", "watch"): "learn that a hostname is free again",
+    (EDGE, "hostnameclaims", "create"): "take a hostname",
+    (EDGE, "hostnameclaims", "patch"): "restore a claim that was edited",
+    (EDGE, "hostnameclaims", "delete"): "give a hostname back",
     ("coordination.k8s.io", "leases", "get"): "who leads",
     ("coordination.k8s.io", "leases", "list"): "which shards are held",
     ("coordination.k8s.io", "leases", "watch"): "take over without polling",
@@ -256,7 +263,7 @@ def test_kustomize_renders_everything() -> None:
     objects = list(yaml.safe_load_all(rendered.stdout))
     names = {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
     assert {(obj["kind"], obj["metadata"]["name"]) for obj in manifests()} < names
-    for kind in (kinds.ENVOY_PROXY, kinds.PROXY_REGISTRATION):
+    for kind in (kinds.ENVOY_PROXY, kinds.PROXY_REGISTRATION, kinds.HOSTNAME_CLAIM):
         assert ("CustomResourceDefinition", f"{kind.plural}.{kind.group}") in names
     (deployment,) = (obj for obj in objects if obj["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
