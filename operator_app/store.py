@@ -53,18 +53,31 @@ class _Shelf:
     """The objects of one kind.
 
     ``index`` gives the second key of an object and ``by_index`` the addresses under each. ``model`` is the JSON of the
-    first object, against which all are compressed. ``seen`` is the newest version that the watch has shown;
-    ``listing`` holds the addresses that the pages of an unfinished list have named so far, for each scope that is
-    being listed, and ``synced`` the scopes (a namespace, or ``None`` for all) that were listed completely.
+    first object, against which all are compressed. ``seen`` is the newest version that the watch has shown of each
+    namespace, and a complete list of each scope (a namespace, or ``None`` for all); one for all of them would not do,
+    since each scope has a watch of its own. ``listing`` holds the addresses that the pages of an unfinished list have
+    named so far, for each scope that is being listed, and ``synced`` the scopes that were listed completely.
     """
 
     index: Index
     packed: dict[Key, _Packed] = field(default_factory=dict)
     by_index: dict[Hashable, set[Key]] = field(default_factory=dict)
     model: bytes = b""
-    seen: int = 0
+    seen: dict[str | None, int] = field(default_factory=dict)
     listing: dict[str | None, set[Key]] = field(default_factory=dict)
     synced: set[str | None] = field(default_factory=set)
+
+    def saw(self, scope: str | None, version: int) -> None:
+        """Take note that everything of ``scope`` up to ``version`` was shown."""
+        self.seen[scope] = max(self.seen.get(scope, 0), version)
+
+    def may_exist(self, key: Key, as_of: int) -> bool:
+        """Whether an object that something other than the watch shows as of ``as_of`` can be there still.
+
+        What is unknown although everything up to then was shown was deleted in between, and stays away.
+        """
+        shown = max(self.seen.get(None, 0), self.seen.get(key.namespace, 0))
+        return key in self.packed or as_of >= shown
 
     def version(self, key: Key) -> int | None:
         """The version of the object at ``key``; ``None`` where there is none."""
@@ -153,19 +166,22 @@ class Store:
     def learn(self, kind: Kind, obj: Object) -> bool:
         """Take over the answer to one of our own requests, so that the next round sees it before the watch tells.
 
-        Returns whether it was news.
+        An answer that comes so late that the watch has told of the object's deletion does not bring it back. Returns
+        whether it was news.
         """
-        return self._shelves[kind].put(obj)
+        shelf = self._shelves[kind]
+        # At the very version of the deletion the answer is that deletion itself.
+        return shelf.may_exist(key_of(obj), version_of(obj) - 1) and shelf.put(obj)
 
     def take(self, delta: Delta) -> tuple[Object, ...]:
         """Take over what a watch has to say, and return what was news: objects as they are now, or last were."""
         shelf = self._shelves[delta.kind]
         match delta:
             case Changed():
-                shelf.seen = max(shelf.seen, version_of(delta.object))
+                shelf.saw(key_of(delta.object).namespace, version_of(delta.object))
                 return (delta.object,) if shelf.put(delta.object) else ()
             case Deleted():
-                shelf.seen = max(shelf.seen, version_of(delta.object))
+                shelf.saw(key_of(delta.object).namespace, version_of(delta.object))
                 return (delta.object,) if shelf.forget(delta.object) else ()
             case Listed():
                 return _take_page(shelf, delta)
@@ -177,13 +193,12 @@ def _take_page(shelf: _Shelf, page: Listed) -> tuple[Object, ...]:
         shelf.listing[page.namespace] = set()
     named = shelf.listing[page.namespace]
     named.update(map(key_of, page.objects))
-    # What a list older than the watch shows and the store does not know was deleted in between, and stays away.
-    believed = [obj for obj in page.objects if as_of >= shelf.seen or shelf.version(key_of(obj)) is not None]
+    believed = [obj for obj in page.objects if shelf.may_exist(key_of(obj), as_of)]
     news = [obj for obj in believed if shelf.put(obj)]
     if page.last:
         news += _forget_unnamed(shelf, page.namespace, as_of)
         del shelf.listing[page.namespace]
-        shelf.seen = max(shelf.seen, as_of)
+        shelf.saw(page.namespace, as_of)
         shelf.synced.add(page.namespace)
     return tuple(news)
 
