@@ -1,0 +1,245 @@
+"""An API server that follows a script, and the operator's rooms connected to it.
+
+The script is the specification of a test: the requests that are expected, in order, each with its answer. A request
+that is not in the script fails the test, and so does a line of the script that is never asked for.
+"""
+
+import itertools
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+
+from operator_app.apply import Applier, Outcome, Result
+from operator_app.breaker import Breaker, BreakerTimes
+from operator_app.cluster import REQUEST_EXTENSION, Cluster, Request
+from operator_app.deltas import Changed
+from operator_app.finalizer import Finalizer
+from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Kind, Object
+from operator_app.reconcile import Reconciler, controller_uid
+from operator_app.registration.in_cluster import InClusterRegistry, proxy_of
+from operator_app.status import StatusWriter
+from operator_app.store import Store
+from tests.unit.field_sets import configuration, entry, field_set, stored
+
+PROXY_UID = "proxy-uid"
+NOW = datetime(2026, 7, 2, tzinfo=UTC)
+_VERSIONS = itertools.count(1000)
+
+Answer = Callable[[Object], tuple[int, Object]]
+"""From the body of a request to the status and body of its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request as it arrived: its line of the script, its body, whether it forces."""
+
+    line: str
+    body: Object
+    is_forced: bool
+
+
+class ScriptedApi(httpx2.AsyncBaseTransport):
+    """Answers a script of lines such as ``apply Service``, ``get ConfigMap`` or ``apply EnvoyProxy/status``."""
+
+    def __init__(self, *script: tuple[str, Answer]) -> None:
+        self._script = list(script)
+        self.sent: list[Sent] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """The answer of the script's next line, if this is its request."""
+        asked: Request = request.extensions[REQUEST_EXTENSION]
+        line = f"{asked.verb} {asked.kind}" + (f"/{asked.subresource}" if asked.subresource else "")
+        expected, answer = self._script.pop(0) if self._script else ("no request", ok({}))
+        assert line == expected, f"{line} {asked.key} came where the script has: {expected}"
+        body = json.loads(request.content) if request.content else {}
+        self.sent.append(Sent(line, body, request.url.params.get("force") == "true"))
+        status, content = answer(deepcopy(body))
+        return httpx2.Response(status, json=content)
+
+    def add(self, *script: tuple[str, Answer]) -> None:
+        """Expect more."""
+        self._script += script
+
+    def body(self, line: str) -> Object:
+        """The body of the only request of this line."""
+        (found,) = (each.body for each in self.sent if each.line == line)
+        return found
+
+    @property
+    def left(self) -> list[str]:
+        """Lines that were not asked for."""
+        return [line for line, _ in self._script]
+
+
+# --- answers -------------------------------------------------------------------------------------------------------
+
+
+def ok(obj: Object) -> Answer:
+    """This very object."""
+    return lambda _: (200, obj)
+
+
+def created(**metadata: Any) -> Answer:
+    """The applied object on a free name, with what the server adds."""
+
+    def answer(body: Object) -> tuple[int, Object]:
+        return 201, stored(body, version=next(_VERSIONS), uid=f"{body['kind']}-uid", **metadata)
+
+    return answer
+
+
+def repaired(**changes: Any) -> Answer:
+    """The applied object again under its own UID; ``changes`` are what the server stores otherwise."""
+
+    def answer(body: Object) -> tuple[int, Object]:
+        live = stored(body, version=next(_VERSIONS), uid=body["metadata"]["uid"])
+        return 200, live | changes
+
+    return answer
+
+
+def told(proxy: Object) -> Answer:
+    """``proxy`` with the applied status."""
+
+    def answer(body: Object) -> tuple[int, Object]:
+        return 200, with_status(proxy, body["status"])
+
+    return answer
+
+
+def held(proxy: Object) -> Answer:
+    """``proxy`` with the applied finalizers, and only those of ours that are applied."""
+
+    def answer(body: Object) -> tuple[int, Object]:
+        live = deepcopy(proxy)
+        live["metadata"]["resourceVersion"] = str(next(_VERSIONS))
+        others = [each for each in live["metadata"].get("finalizers", []) if "operator-app" not in each]
+        live["metadata"]["finalizers"] = others + body["metadata"].get("finalizers", [])
+        live["metadata"]["managedFields"] = [entry(live, field_set(configuration(body)))]
+        return 200, live
+
+    return answer
+
+
+def refused(code: int, reason: str, *fields: str, message: str = "a sentence") -> Answer:
+    """A ``Status`` that names fields."""
+    causes = [{"reason": "FieldValueInvalid", "field": each, "message": "no"} for each in fields]
+    details = {"name": "it", "kind": "things", "causes": causes}
+    status = {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
+    return lambda _: (code, status)
+
+
+NOT_FOUND = refused(404, "NotFound")
+CONFLICT = refused(409, "Conflict")
+UNAVAILABLE = refused(503, "ServiceUnavailable")
+
+
+# --- objects -------------------------------------------------------------------------------------------------------
+
+
+def proxy_of_team(spec: Object | None = None, **metadata: Any) -> Object:
+    """A stored EnvoyProxy, as its author applied it."""
+    declared: Object = {
+        "listeners": [{"name": "http", "port": 80, "routes": [{"backend": "app"}]}],
+        "backends": [{"name": "app", "endpoints": [{"host": "app.team-a.svc", "port": 8080}]}],
+    }
+    return {
+        "apiVersion": ENVOY_PROXY.api_version,
+        "kind": ENVOY_PROXY.kind,
+        "metadata": {
+            "name": "checkout",
+            "namespace": "team-a",
+            "uid": PROXY_UID,
+            "generation": 1,
+            "resourceVersion": "10",
+        }
+        | metadata,
+        "spec": declared | (spec or {}),
+    }
+
+
+def with_status(proxy: Object, status: Object) -> Object:
+    """``proxy`` after our apply of ``status``."""
+    live = deepcopy(proxy) | {"status": status}
+    live["metadata"]["resourceVersion"] = str(next(_VERSIONS))
+    mine = entry(live, {"f:status": field_set(status)}, subresource="status")
+    others = [each for each in live["metadata"].get("managedFields", []) if "subresource" not in each]
+    live["metadata"]["managedFields"] = [*others, mine]
+    return live
+
+
+# --- rooms ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    mono: float = 100.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.mono
+
+
+@dataclass
+class Rooms:
+    """The operator's rooms around one cluster, and what they told."""
+
+    cluster: Cluster
+    store: Store
+    clock: Clock = field(default_factory=Clock)
+    writes: list[tuple[str, Outcome]] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        def on_write(kind: Kind, outcome: Outcome) -> None:
+            self.writes.append((kind.kind, outcome))
+
+        self.applier = Applier(self.cluster, self.store, Breaker(BreakerTimes()), on_write=on_write, mono=self.clock)
+        self.finalizer = Finalizer(self.cluster, self.store, on_write=on_write)
+        self.registry = InClusterRegistry(self.applier, self.cluster, self.store, namespace="edge-system")
+        self.statuses = StatusWriter(self.cluster, self.store, on_write=on_write, mono=self.clock, settle_s=2)
+        self.reconciler = Reconciler(
+            self.cluster,
+            self.store,
+            self.applier,
+            self.finalizer,
+            self.registry,
+            self.statuses,
+            report=lambda _, result: self.results.append(result),
+            default_image="envoy:default",
+            now=lambda: NOW,
+        )
+
+
+@asynccontextmanager
+async def rooms(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]) -> AsyncGenerator[Rooms]:
+    """Rooms whose every request goes to ``api``, and whose store knows these objects by their watches.
+
+    When the context ends well, the whole script must have been asked for.
+    """
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(
+        yaml.safe_dump({
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "there"}}],
+            "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
+        })
+    )  # fmt: skip
+    store = Store(
+        {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of} | dict.fromkeys(CHILD_KINDS, controller_uid)
+    )
+    for kind, obj in known:
+        store.take(Changed(kind, obj))
+    async with Cluster.connect(user_agent="test", kubeconfig=kubeconfig, transport_wrapper=lambda _: api) as cluster:
+        yield Rooms(cluster, store)
+    assert api.left == [], "the script has requests that did not come"

@@ -1,0 +1,361 @@
+"""Applying: what is sent for every standing of an object, and that a stranger's object is never written."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from operator_app.apply import IMPOSSIBLE_VERSION, Action, Outcome, Plan, Standing, child_of, plan
+from operator_app.errors import ConflictError, TransientError
+from operator_app.kinds import CONFIG_MAP, Key, Object
+from tests.unit.field_sets import entry, stored
+from tests.unit.scripted_api import (
+    CONFLICT,
+    NOT_FOUND,
+    UNAVAILABLE,
+    ScriptedApi,
+    created,
+    ok,
+    proxy_of_team,
+    refused,
+    repaired,
+    rooms,
+)
+
+pytestmark = pytest.mark.anyio
+
+CLAIM = child_of(proxy_of_team())
+KEY = Key("team-a", "checkout-envoy")
+OWNER = {
+    "apiVersion": "edge.operator-app.dev/v1alpha1",
+    "kind": "EnvoyProxy",
+    "name": "checkout",
+    "uid": "proxy-uid",
+    "controller": True,
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The operator runs on asyncio."""
+    return "asyncio"
+
+
+def wanted(text: str = "new", **owner: Any) -> Object:
+    """A child that we want; ``owner`` changes its controller reference."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": KEY.name, "namespace": KEY.namespace, "ownerReferences": [OWNER | owner]},
+        "data": {"file": text},
+    }
+
+
+def living(text: str = "new", version: int = 20, uid: str = "child-uid", **metadata: Any) -> Object:
+    """Our child as it is stored."""
+    return stored(wanted(text), version=version, uid=uid, **metadata)
+
+
+def strangers() -> Object:
+    """Somebody else's object under our child's name, in which we own nothing."""
+    metadata = {"name": KEY.name, "namespace": KEY.namespace, "uid": "stranger-uid", "resourceVersion": "30"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"file": "theirs"}}
+
+
+# --- planning, pure ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("references", "standing"),
+    [
+        ([OWNER], Standing.OURS),
+        ([{**OWNER, "controller": False}, {**OWNER, "kind": "Other", "uid": "x"}], Standing.FOREIGN),
+        ([], Standing.FOREIGN),
+        ([{**OWNER, "uid": "former-uid"}], Standing.PREVIOUS_LIFE),
+        ([{**OWNER, "uid": "former-uid", "name": "other"}], Standing.FOREIGN),
+        ([{**OWNER, "uid": "former-uid", "apiVersion": "example.com/v1"}], Standing.FOREIGN),
+        ([{**OWNER, "controller": False}], Standing.FOREIGN),
+        ([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n"}, OWNER], Standing.OURS),
+        # Another version of our API would still be the very same proxy: only the UID counts.
+        ([{**OWNER, "apiVersion": "edge.operator-app.dev/v2"}], Standing.OURS),
+    ],
+)
+def test_only_a_controller_reference_with_our_uid_makes_an_object_ours(
+    references: list[Object], standing: Standing
+) -> None:
+    """Names, labels and references without ``controller`` prove nothing."""
+    live = living(ownerReferences=references)
+    assert CLAIM.standing(live) is standing
+
+
+@pytest.mark.parametrize(
+    ("live", "action", "reason"),
+    [
+        (None, Action.CREATE, None),
+        (living(), Action.NOTHING, None),
+        (living("old"), Action.REPAIR, None),
+        (strangers(), Action.LEAVE, "NameConflict"),
+        (living(ownerReferences=[OWNER | {"uid": "former-uid"}]), Action.WAIT, "PreviousLife"),
+        (living("old", deletionTimestamp="2026-07-01T00:00:00Z"), Action.WAIT, "Terminating"),
+    ],
+    ids=["absent", "as declared", "changed", "foreign", "previous life", "dying"],
+)
+def test_what_an_object_needs(live: Object | None, action: Action, reason: str | None) -> None:
+    """Nothing that is not ours is planned to be written, and nothing that is on its way out."""
+    made = plan(CONFIG_MAP, wanted(), live, CLAIM)
+    assert made.action is action
+    assert (made.problem.reason if made.problem else None) == reason
+    assert bool(made.differences) == (action is Action.REPAIR)
+    assert made.key == KEY
+
+
+def test_a_name_conflict_names_the_object_and_says_what_to_do() -> None:
+    """A tenant can act on the sentence, and nothing but the tenant can solve it."""
+    problem = plan(CONFIG_MAP, wanted(), strangers(), CLAIM).problem
+    assert problem is not None
+    assert "ConfigMap team-a/checkout-envoy" in problem.message
+    assert "rename or delete it" in problem.message
+    assert problem.is_terminal
+
+
+# --- looking -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_the_store_knows_is_not_asked_for(tmp_path: Path) -> None:
+    """A child that holds costs no request at all."""
+    api = ScriptedApi()
+    async with rooms(api, tmp_path, (CONFIG_MAP, living())) as own:
+        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+    assert (result.outcome, result.problem) == (Outcome.UNCHANGED, None)
+    assert own.writes == []
+
+
+async def test_a_live_read_precedes_every_create(tmp_path: Path) -> None:
+    """The store alone is no proof that a name is free."""
+    api = ScriptedApi(("get ConfigMap", ok(strangers())))
+    async with rooms(api, tmp_path) as own:
+        assert (await own.applier.look(CONFIG_MAP, wanted(), CLAIM)).action is Action.LEAVE
+        assert (await own.applier.look(CONFIG_MAP, wanted(), CLAIM, ask_server=False)).action is Action.CREATE
+
+
+# --- creating ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_create_can_only_create(tmp_path: Path) -> None:
+    """It carries the impossible version and no force, and the answer is known at once."""
+    api = ScriptedApi(("get ConfigMap", NOT_FOUND), ("apply ConfigMap", created()))
+    async with rooms(api, tmp_path) as own:
+        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+        again = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+    request = api.sent[1]
+    assert not request.is_forced
+    assert request.body == wanted() | {"metadata": wanted()["metadata"] | {"resourceVersion": IMPOSSIBLE_VERSION}}
+    assert (result.outcome, result.problem) == (Outcome.CREATED, None)
+    assert again.outcome is Outcome.UNCHANGED
+    assert own.writes == [("ConfigMap", Outcome.CREATED)]
+
+
+async def test_a_create_that_met_a_stranger_is_taken_back(tmp_path: Path) -> None:
+    """Should a server ever merge it, the empty configuration with the stranger's UID releases what we set."""
+    merged = strangers() | {"data": {"file": "new"}}
+    api = ScriptedApi(
+        ("apply ConfigMap", ok(merged)), ("apply ConfigMap", ok(strangers())), ("get ConfigMap", ok(strangers()))
+    )
+    async with rooms(api, tmp_path) as own:
+        result = await own.applier.carry_out(Plan(CONFIG_MAP, wanted(), None, Action.CREATE), CLAIM)
+    assert result.problem is not None
+    assert result.problem.reason == "NameConflict"
+    assert api.sent[1].body == {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": KEY.name, "namespace": KEY.namespace, "uid": "stranger-uid"},
+    }
+    assert not api.sent[1].is_forced
+    assert own.writes == []
+    assert own.store.get(CONFIG_MAP, KEY) is None, "no watch would ever tell that it has gone"
+
+
+async def test_a_name_taken_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
+    """A lost race for a name against ourselves (a lost answer) ends with the object that is there, and no write."""
+    api = ScriptedApi(("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living())))
+    async with rooms(api, tmp_path) as own:
+        result = await own.applier.carry_out(Plan(CONFIG_MAP, wanted(), None, Action.CREATE), CLAIM)
+        assert own.store.get(CONFIG_MAP, KEY) == living()
+    assert (result.outcome, result.problem, own.writes) == (Outcome.UNCHANGED, None, [])
+
+
+# --- repairing -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_repair_proves_which_object_it_means(tmp_path: Path) -> None:
+    """It forces, and carries the UID of the object that was looked at; its resourceVersion may move on."""
+    api = ScriptedApi(("apply ConfigMap", repaired()))
+    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+    (request,) = api.sent
+    assert request.is_forced
+    assert request.body == wanted() | {"metadata": wanted()["metadata"] | {"uid": "child-uid"}}
+    assert result.outcome is Outcome.CONFIGURED
+    assert [each.field for each in result.reasons] == [".data.file"]
+    assert own.writes == [("ConfigMap", Outcome.CONFIGURED)]
+
+
+async def test_an_avoidable_write_is_called_by_its_name(tmp_path: Path) -> None:
+    """An apply that left the resourceVersion alone is counted as unchanged."""
+    live = living("old")
+    api = ScriptedApi(("apply ConfigMap", ok(living(version=int(live["metadata"]["resourceVersion"])))))
+    async with rooms(api, tmp_path, (CONFIG_MAP, live)) as own:
+        await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+    assert own.writes == [("ConfigMap", Outcome.UNCHANGED)]
+
+
+@pytest.mark.parametrize(
+    "refusal", [CONFLICT, refused(422, "Invalid", "metadata.uid")], ids=["the object has gone", "another has its name"]
+)
+async def test_a_repair_of_an_object_that_is_another_now_reads_again(tmp_path: Path, refusal: Any) -> None:  # noqa: ANN401
+    """409 and 422 for ``metadata.uid`` both mean: look again, and decide anew about what is there."""
+    api = ScriptedApi(("apply ConfigMap", refusal), ("get ConfigMap", ok(strangers())))
+    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+    assert result.problem is not None
+    assert result.problem.reason == "NameConflict"
+    assert own.writes == []
+
+
+async def test_a_deleted_child_is_created_in_the_same_round(tmp_path: Path) -> None:
+    """A repair that finds its object gone ends with a create."""
+    api = ScriptedApi(("apply ConfigMap", CONFLICT), ("get ConfigMap", NOT_FOUND), ("apply ConfigMap", created()))
+    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+    assert result.outcome is Outcome.CREATED
+    assert api.sent[2].body["metadata"]["resourceVersion"] == IMPOSSIBLE_VERSION
+
+
+async def test_a_second_conflict_is_left_to_the_next_round(tmp_path: Path) -> None:
+    """One new look, never a loop."""
+    api = ScriptedApi(
+        ("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living("old"))), ("apply ConfigMap", CONFLICT)
+    )
+    async with rooms(api, tmp_path, (CONFIG_MAP, living("older"))) as own:
+        look = await own.applier.look(CONFIG_MAP, wanted(), CLAIM)
+        with pytest.raises(ConflictError):
+            await own.applier.carry_out(look, CLAIM)
+    assert own.writes == []
+
+
+async def test_transient_errors_pass_through(tmp_path: Path) -> None:
+    """Retrying is the workqueue's."""
+    api = ScriptedApi(("apply ConfigMap", UNAVAILABLE))
+    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        look = await own.applier.look(CONFIG_MAP, wanted(), CLAIM)
+        with pytest.raises(TransientError):
+            await own.applier.carry_out(look, CLAIM)
+
+
+@pytest.mark.parametrize(
+    "live", [strangers(), living("old", deletionTimestamp="2026-07-01T00:00:00Z")], ids=["foreign", "dying"]
+)
+async def test_what_has_to_be_left_or_waited_for_is_not_written(tmp_path: Path, live: Object) -> None:
+    """No request, and the problem is the result."""
+    api = ScriptedApi()
+    async with rooms(api, tmp_path, (CONFIG_MAP, live)) as own:
+        look = await own.applier.look(CONFIG_MAP, wanted(), CLAIM)
+        result = await own.applier.carry_out(look, CLAIM)
+    assert (result.outcome, result.problem) == (Outcome.SKIPPED, look.problem)
+
+
+# --- no hot loop ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_refusal_names_the_field_and_is_not_repeated(tmp_path: Path) -> None:
+    """An immutable field stays terminal, without another request, until what is wanted changes."""
+    api = ScriptedApi(("apply ConfigMap", refused(422, "Invalid", "spec.selector", message="field is immutable")))
+    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        for _ in range(3):
+            result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+            assert result.problem is not None
+            assert result.problem.is_terminal
+            assert result.problem.reason == "Invalid"
+            assert "spec.selector" in result.problem.message
+            assert "immutable" in result.problem.message
+        api.add(("apply ConfigMap", repaired()))
+        other = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted("newer"), CLAIM), CLAIM)
+    assert other.problem is None
+
+
+def changing(text: str) -> Any:  # noqa: ANN401
+    """A server that stores another text than was applied, and still records the field as ours."""
+    return repaired(data={"file": text})
+
+
+async def test_a_difference_that_an_apply_did_not_settle_is_told_once_and_not_sent_again(tmp_path: Path) -> None:
+    """Another spelling on the server costs one write and one log line; a new difference is worth another write."""
+    api = ScriptedApi(("apply ConfigMap", changing("NEW")))
+    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        with capture_logs() as logs:
+            for _ in range(3):
+                result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+                assert result.problem is not None
+                assert result.problem.reason == "FieldsNotHeld"
+                assert ".data.file" in result.problem.message
+        assert [each["event"] for each in logs] == ["noncanonical"]
+        assert len(api.sent) == 1
+        api.add(("apply ConfigMap", changing("NEWER")), ("apply ConfigMap", changing("NEW")))
+        await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted("newer"), CLAIM), CLAIM)
+        own.applier.forget_refusals()
+        await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted("newer"), CLAIM), CLAIM)
+
+
+async def test_a_created_object_is_held_against_the_declaration_too(tmp_path: Path) -> None:
+    """A webhook that changes the object as it is created is noticed at once: exists is not done."""
+
+    def answer(body: Object) -> tuple[int, Object]:
+        code, live = created()(body)
+        return code, live | {"data": {"file": "webhook"}}
+
+    api = ScriptedApi(("get ConfigMap", NOT_FOUND), ("apply ConfigMap", answer))
+    async with rooms(api, tmp_path) as own:
+        for outcome in (Outcome.CREATED, Outcome.SKIPPED):
+            result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+            assert result.outcome is outcome
+            assert result.problem is not None
+            assert result.problem.reason == "FieldsNotHeld"
+
+
+async def test_a_field_that_is_taken_again_and_again_is_taken_back_ever_more_slowly(tmp_path: Path) -> None:
+    """The fourth repair in a row waits, and says who the rival is; after the pause it is tried again."""
+    rival = living("theirs")
+    fields = rival["metadata"]["managedFields"][0]["fieldsV1"]
+    del fields["f:data"]
+    rival["metadata"]["managedFields"].append(
+        entry(rival, {"f:data": {"f:file": {}}}, manager="rival", operation="Update")
+    )
+    api = ScriptedApi(*[("apply ConfigMap", repaired())] * 4)
+    async with rooms(api, tmp_path) as own:
+
+        async def fight() -> Any:  # noqa: ANN401
+            return await own.applier.carry_out(plan(CONFIG_MAP, wanted(), deepcopy(rival), CLAIM), CLAIM)
+
+        assert [(await fight()).outcome for _ in range(3)] == [Outcome.CONFIGURED] * 3
+        waiting = await fight()
+        assert waiting.outcome is Outcome.SKIPPED
+        assert waiting.problem.reason == "Contended"
+        assert "rival" in waiting.problem.message
+        assert 0 < waiting.again_after_s <= 300
+        own.clock.mono += waiting.again_after_s
+        assert (await fight()).outcome is Outcome.CONFIGURED
+
+
+# --- deleting ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_delete_is_of_the_object_that_was_looked_at(tmp_path: Path) -> None:
+    """It carries the UID, and an object that is gone already counts for nothing."""
+    api = ScriptedApi(("delete ConfigMap", ok(living())), ("delete ConfigMap", NOT_FOUND))
+    async with rooms(api, tmp_path) as own:
+        assert await own.applier.delete(CONFIG_MAP, living())
+        assert not await own.applier.delete(CONFIG_MAP, living())
+    assert api.sent[0].body["preconditions"] == {"uid": "child-uid"}
+    assert own.writes == [("ConfigMap", Outcome.DELETED)]
