@@ -10,27 +10,23 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import yaml
 
-from operator_app.apply import Applier, Outcome, Result
+from operator_app.apply import Applier, Outcome
 from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import REQUEST_EXTENSION, Cluster, Request
 from operator_app.deltas import Changed
 from operator_app.finalizer import Finalizer
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Kind, Object
-from operator_app.reconcile import Reconciler, controller_uid
-from operator_app.registration.in_cluster import InClusterRegistry, proxy_of
+from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Key, Kind, Object
 from operator_app.status import StatusWriter
 from operator_app.store import Store
 from tests.unit.field_sets import configuration, entry, field_set, stored
 
 PROXY_UID = "proxy-uid"
-NOW = datetime(2026, 7, 2, tzinfo=UTC)
 _VERSIONS = itertools.count(1000)
 
 Answer = Callable[[Object], tuple[int, Object]]
@@ -198,27 +194,29 @@ class Rooms:
     store: Store
     clock: Clock = field(default_factory=Clock)
     writes: list[tuple[str, Outcome]] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        def on_write(kind: Kind, outcome: Outcome) -> None:
-            self.writes.append((kind.kind, outcome))
-
-        self.applier = Applier(self.cluster, self.store, Breaker(BreakerTimes()), on_write=on_write, mono=self.clock)
-        self.finalizer = Finalizer(self.cluster, self.store, on_write=on_write)
-        self.registry = InClusterRegistry(self.applier, self.cluster, self.store, namespace="edge-system")
-        self.statuses = StatusWriter(self.cluster, self.store, on_write=on_write, mono=self.clock, settle_s=2)
-        self.reconciler = Reconciler(
-            self.cluster,
-            self.store,
-            self.applier,
-            self.finalizer,
-            self.registry,
-            self.statuses,
-            report=lambda _, result: self.results.append(result),
-            default_image="envoy:default",
-            now=lambda: NOW,
+        self.applier = Applier(
+            self.cluster, self.store, Breaker(BreakerTimes()), on_write=self.on_write, mono=self.clock
         )
+        self.finalizer = Finalizer(self.cluster, self.store, on_write=self.on_write)
+        self.statuses = StatusWriter(self.cluster, self.store, on_write=self.on_write, mono=self.clock, settle_s=2)
+
+    def on_write(self, kind: Kind, outcome: Outcome) -> None:
+        """Keep what was written."""
+        self.writes.append((kind.kind, outcome))
+
+
+def controller_uid(obj: Object) -> str | None:
+    """The index of children, as the operator has it."""
+    references = obj["metadata"].get("ownerReferences", ())
+    return next((each["uid"] for each in references if each.get("controller")), None)
+
+
+def proxy_of(record: Object) -> Key:
+    """The index of records, as the operator has it."""
+    reference = record["spec"]["proxy"]
+    return Key(reference["namespace"], reference["name"])
 
 
 @asynccontextmanager
