@@ -55,6 +55,21 @@ class Settings(BaseSettings):
     contention_base_s: Seconds = Field(2, description="first pause between repairs of a field that is taken again")
     contention_cap_s: Seconds = Field(300, description="longest pause between repairs of a field that is taken again")
     shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM")
+    registry: str = Field(
+        "in-cluster", min_length=1, description="registry that publishes the hostnames of proxies that name none"
+    )
+    registries: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="further registries that proxies may name, separated by commas; in-cluster is always there"
+    )
+    abandon_after_s: Annotated[float, Field(gt=0, le=31_536_000)] | None = Field(
+        None,
+        description="let a deleted proxy go after this, although its registry is down; the removal is worked off later",
+    )
+    operator_id: str = Field(
+        "operator-app",
+        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+        description="this operator's name in outside records; operators that share a registry need different ones",
+    )
     powerdns_url: str | None = Field(
         None, description="PowerDNS's HTTP API without its path, for example https://dns.example.com:8081"
     )
@@ -76,7 +91,7 @@ class Settings(BaseSettings):
     )
     powerdns_timeout_s: Seconds = Field(5, description="bound on each request to PowerDNS")
 
-    @field_validator("namespaces", "powerdns_zones", mode="before")
+    @field_validator("namespaces", "registries", "powerdns_zones", mode="before")
     @classmethod
     def _names_are_separated_by_commas(cls, value: object) -> object:
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
