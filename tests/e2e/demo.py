@@ -22,7 +22,17 @@ import httpx2
 import yaml
 
 from operator_app.desired import child_key, selector_labels
-from operator_app.kinds import CHILD_KINDS, DEPLOYMENT, ENVOY_PROXY, PROXY_REGISTRATION, SERVICE, Key, Kind, Object
+from operator_app.kinds import (
+    CHILD_KINDS,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    EVENT,
+    PROXY_REGISTRATION,
+    SERVICE,
+    Key,
+    Kind,
+    Object,
+)
 from operator_app.ownership import dotted, owners_of
 from tests.e2e.kube import POD, KubeError, wait_until
 from tests.e2e.proxies import holds, record_key
@@ -121,7 +131,7 @@ def _converge(stage: Stage, story: Story) -> Object:
         return live if holds("Ready")(live) else None
 
     proxy = wait_until(is_ready, CONVERGE_TIMEOUT_S, f"Ready=True of EnvoyProxy {PROXY}")
-    story.say(f"converged in {story.elapsed_s - begun_s:.1f} s with {writes()} write requests by the operator")
+    story.say(f"converged in {story.elapsed_s - begun_s:.1f} s with {len(writes())} write requests by the operator")
     return proxy
 
 
@@ -264,11 +274,18 @@ def _break(stage: Stage, story: Story) -> None:
     story.show(
         "the operator's log", {name: value for name, value in logged.items() if value and name not in _LOG_FRAME}
     )
+    event = wait_until(lambda: _drift_event(stage), REPAIR_TIMEOUT_S, "the Event that tells of the repair")
+    story.say(f"an Event on the EnvoyProxy tells it to the tenant: {event['reason']}: {event['note']}")
     if owners_of(TARGET_PORT, repaired):
         raise StageError(f"{dotted(TARGET_PORT)} is still owned by {', '.join(owners_of(TARGET_PORT, repaired))}")
     if repaired["metadata"]["uid"] != before["metadata"]["uid"]:
         raise StageError("the Service was replaced instead of repaired")
     story.say("the field is the operator's alone again, and the Service is the same object: its UID has not changed")
+
+
+def _drift_event(stage: Stage) -> Object | None:
+    events = stage.admin.list(EVENT, PROXY.namespace)
+    return next((each for each in events if each["reason"] == "DriftRepaired"), None)
 
 
 _LOG_FRAME: Final = frozenset({"event", "level", "logger", "timestamp"})
@@ -277,13 +294,13 @@ _LOG_FRAME: Final = frozenset({"event", "level", "logger", "timestamp"})
 def _be_quiet(stage: Stage, story: Story, quiet_s: float) -> None:
     source = "the API server's audit log" if stage.audit else "the operator's own metrics"
     story.act(f"{quiet_s:g} quiet seconds: nothing is wrong, so nothing may be written")
-    count = stage.writes_from_now()
+    writes = stage.writes_from_now()
     end_mono = time.monotonic() + quiet_s
     while (left_s := end_mono - time.monotonic()) > 0:
         time.sleep(min(left_s, QUIET_REPORT_INTERVAL_S))
-        story.say(f"write requests by the operator: {count()}, says {source}")
-    if written := count():
-        raise StageError(f"the operator sent {written} write requests although nothing was wrong")
+        story.say(f"write requests by the operator: {len(writes())}, says {source}")
+    if sent := writes():
+        raise StageError(f"the operator wrote although nothing was wrong: {'; '.join(sent)}")
 
 
 def _part(stage: Stage, story: Story, proxy: Object) -> None:

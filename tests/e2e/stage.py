@@ -5,6 +5,7 @@ uses somebody's cluster, makes there only what is absent, and removes exactly wh
 the stage is not known here.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -132,20 +133,21 @@ class Stage:
         """Make objects that do not exist yet; on a borrowed cluster they are removed with the stage."""
         _make(self.admin, manifests, self._removals)
 
-    def writes_from_now(self) -> Callable[[], int]:
-        """A count of the write requests that the operator sends from now on.
+    def writes_from_now(self) -> Callable[[], list[str]]:
+        """The write requests that the operator sends from now on, each described in a few words.
 
         From the API server's audit log where there is one, else from the operator's own metrics.
         """
         audit = self.audit
         if audit is not None:
             mark = audit.mark()
-            return lambda: len(audit.writes(OPERATOR, mark))
+            return lambda: [str(entry) for entry in audit.writes(OPERATOR, mark)]
         before = self._writes_sent()
-        return lambda: self._writes_sent() - before
+        return lambda: list((self._writes_sent() - before).elements())
 
-    def _writes_sent(self) -> int:
-        return int(sum(self.operator.metric("operator_app_api_requests_total", verb=verb) for verb in WRITE_VERBS))
+    def _writes_sent(self) -> Counter[str]:
+        metric = "operator_app_api_requests_total"
+        return Counter({verb: int(self.operator.metric(metric, verb=verb)) for verb in WRITE_VERBS})
 
 
 @contextmanager
