@@ -32,6 +32,7 @@ import structlog
 
 from operator_app.breaker import Breaker, Contention, Taken, as_text
 from operator_app.cluster import Cluster
+from operator_app.deltas import Deleted
 from operator_app.errors import ConflictError, InvalidError
 from operator_app.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
 from operator_app.ownership import Difference, Drift, differences
@@ -271,6 +272,9 @@ class Applier:
         was_there = await self._cluster.delete(kind, key_of(live), uid=live["metadata"]["uid"])
         if was_there:
             self._on_write(kind, Outcome.DELETED)
+        else:
+            # The watch has not told of it; without this the next round would try again, and the one after it.
+            self._store.take(Deleted(kind, live))
         return was_there
 
     async def _create(self, plan: Plan) -> Result:

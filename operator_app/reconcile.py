@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from operator_app.api import EnvoyProxySpec, ServiceType, parse_spec
 from operator_app.apply import CONTENDED, Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
 from operator_app.cluster import Cluster
+from operator_app.deltas import Deleted
 from operator_app.desired import child_key, children
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
 from operator_app.finalizer import Finalizer
@@ -224,9 +225,12 @@ class Reconciler:
             if known is not None:
                 with contextlib.suppress(OperatorError):
                     live = await self._cluster.get(kind, address)
-                    # Under another UID it may be a stranger's, and no watch would tell that it has gone again.
                     if live is not None and live["metadata"]["uid"] == known["metadata"]["uid"]:
                         self._store.learn(kind, live)
+                    else:
+                        # That life is over, though the watch has not said so. What has its name now may be a
+                        # stranger's, and no watch would tell that it has gone again: it is not learnt.
+                        self._store.take(Deleted(kind, known))
 
 
 def controller_uid(obj: Object) -> str | None:
