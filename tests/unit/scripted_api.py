@@ -27,6 +27,7 @@ from operator_app.store import Store
 from tests.unit.field_sets import configuration, entry, field_set, stored
 
 PROXY_UID = "proxy-uid"
+SETTLE_S = 2.0
 _VERSIONS = itertools.count(1000)
 
 Answer = Callable[[Object], tuple[int, Object]]
@@ -164,7 +165,7 @@ def proxy_of_team(spec: Object | None = None, **metadata: Any) -> Object:
 
 def with_status(proxy: Object, status: Object) -> Object:
     """``proxy`` after our apply of ``status``."""
-    live = deepcopy(proxy) | {"status": status}
+    live = deepcopy(proxy | {"status": status})
     live["metadata"]["resourceVersion"] = str(next(_VERSIONS))
     mine = entry(live, {"f:status": field_set(status)}, subresource="status")
     others = [each for each in live["metadata"].get("managedFields", []) if "subresource" not in each]
@@ -200,7 +201,9 @@ class Rooms:
             self.cluster, self.store, Breaker(BreakerTimes()), on_write=self.on_write, mono=self.clock
         )
         self.finalizer = Finalizer(self.cluster, self.store, on_write=self.on_write)
-        self.statuses = StatusWriter(self.cluster, self.store, on_write=self.on_write, mono=self.clock, settle_s=2)
+        self.statuses = StatusWriter(
+            self.cluster, self.store, on_write=self.on_write, mono=self.clock, settle_s=SETTLE_S
+        )
 
     def on_write(self, kind: Kind, outcome: Outcome) -> None:
         """Keep what was written."""
