@@ -1,0 +1,180 @@
+"""Holding the store against complete lists, over a scripted server: what counts as missed, and what it costs."""
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx2
+import pytest
+import yaml
+
+from operator_app.cluster import Cluster
+from operator_app.deltas import Changed, Deleted
+from operator_app.errors import TransientError
+from operator_app.kinds import CONFIG_MAP, Key, Object, key_of
+from operator_app.store import Store
+from operator_app.sweep import Missed, sweep
+
+pytestmark = pytest.mark.anyio
+
+A, B, C = (Key("team-a", name) for name in "abc")
+UP_TO: Final = 100
+"""The version of every list."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The operator runs on asyncio."""
+    return "asyncio"
+
+
+def config_map(key: Key, version: int) -> Object:
+    """One version of an object."""
+    metadata = {"namespace": key.namespace, "name": key.name, "uid": f"u-{key.name}", "resourceVersion": str(version)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+class Server(httpx2.AsyncBaseTransport):
+    """Lists ``listed`` and answers reads from ``living``; keeps the paths that were asked for."""
+
+    def __init__(self, *listed: Object) -> None:
+        self.listed = listed
+        self.living = {key_of(each): each for each in listed}
+        self.asked: list[str] = []
+        self.is_down = False
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """The answer."""
+        self.asked.append(request.url.path)
+        if self.is_down:
+            return httpx2.Response(503, text="down")
+        name = request.url.path.rpartition("/configmaps")[2].lstrip("/")
+        if not name:
+            meta = {"resourceVersion": str(UP_TO)}
+            body = {"kind": "ConfigMapList", "apiVersion": "v1", "metadata": meta, "items": list(self.listed)}
+            return httpx2.Response(200, content=json.dumps(body), headers={"content-type": "application/json"})
+        found = self.living.get(Key("team-a", name))
+        if found is None:
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound"}
+            return httpx2.Response(404, json=status | {"message": "gone", "details": {"name": name}})
+        return httpx2.Response(200, json=found)
+
+    @property
+    def reads(self) -> list[str]:
+        """Names of the objects that were read, one entry each time."""
+        return [path.rpartition("/")[2] for path in self.asked if not path.endswith("/configmaps")]
+
+
+def knowing(*objects: Object) -> Store:
+    """A store in which a watch has left these."""
+    store = Store({CONFIG_MAP: lambda _: None})
+    for each in objects:
+        store.take(Changed(CONFIG_MAP, each))
+    return store
+
+
+@asynccontextmanager
+async def cluster_of(server: Server, folder: Path) -> AsyncGenerator[Cluster]:
+    """A client of the scripted server."""
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
+        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
+        "users": [{"name": "me", "user": {}}],
+    }
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    async with Cluster.connect(kubeconfig=kubeconfig, user_agent="test", transport_wrapper=lambda _: server) as cluster:
+        yield cluster
+
+
+async def swept(
+    folder: Path, server: Server, store: Store, meanwhile: Callable[[], object] = lambda: None
+) -> tuple[Missed, ...]:
+    """One sweep; ``meanwhile`` happens in its time of grace."""
+
+    async def sleep(_seconds: float) -> None:
+        meanwhile()
+
+    wait: Callable[[float], Awaitable[None]] = sleep
+    async with cluster_of(server, folder) as cluster:
+        return await sweep(cluster, store, CONFIG_MAP, namespace=None, labels=None, sleep=wait)
+
+
+async def test_where_all_agree_nothing_is_read(tmp_path: Path) -> None:
+    """Objects that the store has as new as the list, or newer, cost the list and no read, and there is no waiting."""
+    server = Server(config_map(A, 5), config_map(B, 6))
+    store = knowing(config_map(A, 5), config_map(B, 7))
+    assert await swept(tmp_path, server, store, meanwhile=lambda: pytest.fail("no need to wait")) == ()
+    assert len(server.asked) == 1
+
+
+async def test_a_hidden_change_is_learned_by_one_read(tmp_path: Path) -> None:
+    """A newer version, or an object that the store never heard of, is read once, learned, and told."""
+    server = Server(config_map(A, 9), config_map(B, 6), config_map(C, 7))
+    store = knowing(config_map(A, 5), config_map(B, 6))
+    missed = await swept(tmp_path, server, store)
+    assert missed == (
+        Missed(CONFIG_MAP, config_map(A, 9), is_gone=False),
+        Missed(CONFIG_MAP, config_map(C, 7), is_gone=False),
+    )
+    assert (store.get(CONFIG_MAP, A), store.get(CONFIG_MAP, C)) == (config_map(A, 9), config_map(C, 7))
+    assert server.reads == ["a", "c"]
+    assert await swept(tmp_path, server, store) == (), "and told once"
+
+
+async def test_a_hidden_deletion_is_learned_by_one_read(tmp_path: Path) -> None:
+    """What the list does not name and a read does not find is dropped, and told as it last was."""
+    server = Server(config_map(B, 6))
+    store = knowing(config_map(A, 5), config_map(B, 6))
+    assert await swept(tmp_path, server, store) == (Missed(CONFIG_MAP, config_map(A, 5), is_gone=True),)
+    assert store.get(CONFIG_MAP, A) is None
+    assert server.reads == ["a"]
+
+
+async def test_what_the_watch_delivers_in_the_time_of_grace_was_not_missed(tmp_path: Path) -> None:
+    """Late is not lost: a change, a creation and a deletion that still arrive are not read and not told."""
+    server = Server(config_map(A, 9), config_map(C, 7))
+    store = knowing(config_map(A, 5), config_map(B, 6))
+
+    def deliver() -> None:
+        store.take(Changed(CONFIG_MAP, config_map(A, 9)))
+        store.take(Changed(CONFIG_MAP, config_map(C, 7)))
+        store.take(Deleted(CONFIG_MAP, config_map(B, 8)))
+
+    assert await swept(tmp_path, server, store, deliver) == ()
+    assert server.reads == []
+
+
+async def test_what_is_newer_than_the_list_is_not_suspected(tmp_path: Path) -> None:
+    """An object that was created after the list was taken is missing from it for a good reason."""
+    assert await swept(tmp_path, Server(), knowing(config_map(A, UP_TO + 1))) == ()
+
+
+async def test_an_object_that_comes_back_in_the_time_of_grace_is_learned_as_it_is(tmp_path: Path) -> None:
+    """The read decides, not the list: what is gone from the list and alive again is a change."""
+    server = Server()
+    store = knowing(config_map(A, 5))
+    missed = await swept(tmp_path, server, store, lambda: server.living.update({A: config_map(A, UP_TO + 5)}))
+    assert missed == (Missed(CONFIG_MAP, config_map(A, UP_TO + 5), is_gone=False),)
+
+
+async def test_an_object_that_has_left_the_selector_is_not_told(tmp_path: Path) -> None:
+    """Not in the list, but unchanged when read: it is as the store knows it, and nothing was missed."""
+    server = Server()
+    server.living[A] = config_map(A, 5)
+    store = knowing(config_map(A, 5))
+    assert await swept(tmp_path, server, store) == ()
+    assert store.get(CONFIG_MAP, A) == config_map(A, 5)
+
+
+async def test_a_failed_list_changes_nothing(tmp_path: Path) -> None:
+    """A sweep that can't see the whole draws no conclusions."""
+    server = Server()
+    server.is_down = True
+    store = knowing(config_map(A, 5))
+    with pytest.raises(TransientError):
+        await swept(tmp_path, server, store)
+    assert store.get(CONFIG_MAP, A) == config_map(A, 5)
