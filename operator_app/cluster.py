@@ -9,7 +9,7 @@ belong here.
 import functools
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from lightkube.types import PatchType
 
 from operator_app.answers import Page, WatchEvent, object_in, page_in, refusal, watch_event
 from operator_app.errors import NotFoundError, OperatorError, TransientError, UndecodableError
-from operator_app.kinds import FIELD_MANAGER, Key, Kind, Object, key_of
+from operator_app.kinds import FIELD_MANAGER, LEASE, Key, Kind, Object, key_of
 from operator_app.kubeconfig import endpoint
 from operator_app.transport import tls_context, transport
 
@@ -44,6 +44,9 @@ REQUEST_EXTENSION: Final = "operator_app.request"
 Verb = Literal["get", "list", "watch", "apply", "create", "update", "patch", "delete"]
 Subresource = Literal["status"]
 Propagation = Literal["Background", "Foreground", "Orphan"]
+
+_READS: Final = frozenset({"get", "list", "watch"})
+_SENDING: Final = frozenset({"http11.send_request_headers.started", "http11.send_request_body.started"})
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -67,6 +70,9 @@ class Applied:
     created: bool
 
 
+BeforeWrite = Callable[[Request], None]
+"""Called right before the bytes of a request that may change something leave; what it raises stops them."""
+
 Observer = Callable[[Request, int | None, float], None]
 """Told after each request: its HTTP status (None: no answer) and the seconds until the answer, or its headers, came."""
 
@@ -87,11 +93,13 @@ class Cluster:
         *,
         request_timeout_s: float,
         observe: Observer | None = None,
+        before_write: BeforeWrite | None = None,
     ) -> None:
         self._requests = requests
         self._watches = watches
         self._request_timeout_s = request_timeout_s
         self._observe = observe
+        self._before_write = before_write
 
     @classmethod
     @asynccontextmanager
@@ -104,13 +112,16 @@ class Cluster:
         request_timeout_s: float = 10,
         max_connections: int = 32,
         observe: Observer | None = None,
+        before_write: BeforeWrite | None = None,
         transport_wrapper: Callable[[httpx2.AsyncBaseTransport], httpx2.AsyncBaseTransport] | None = None,
     ) -> AsyncGenerator["Cluster"]:
         """A cluster to talk to while the context lasts; sends nothing by itself.
 
         ``request_timeout_s`` bounds each request as a whole, the wait for one of ``max_connections`` included. Watches
-        have connections of their own, so that neither starves the other. ``transport_wrapper`` puts a transport
-        around each of the two pools. Raises ``ConfigurationError``.
+        have connections of their own, so that neither starves the other, and Leases share theirs, so that no burst of
+        work can keep a renewal waiting. ``before_write`` is called before each request but reads, after the wait for a
+        connection too. ``transport_wrapper`` puts a transport around each of the two pools. Raises
+        ``ConfigurationError``.
         """
         server = await anyio.to_thread.run_sync(functools.partial(endpoint, kubeconfig, context, environ=os.environ))
         tls = await anyio.to_thread.run_sync(tls_context, server)
@@ -123,7 +134,9 @@ class Cluster:
 
         requests, watches = client(max_connections), client(None)
         try:
-            yield cls(requests, watches, request_timeout_s=request_timeout_s, observe=observe)
+            yield cls(
+                requests, watches, request_timeout_s=request_timeout_s, observe=observe, before_write=before_write
+            )
         finally:
             with anyio.CancelScope(shield=True):
                 await watches.close()  # type: ignore[no-untyped-call]
@@ -315,7 +328,8 @@ class Cluster:
 
     async def _answer(self, request: Request, prepared: BasicRequest) -> httpx2.Response:
         """The whole answer to a request, if it is a 2xx."""
-        response = await self._send(self._requests, request, prepared)
+        client = self._watches if request.kind == LEASE else self._requests
+        response = await self._send(client, request, prepared)
         if not response.is_success:
             raise refusal(response.status_code, response.headers, response.content, kind=request.kind, key=request.key)
         return response
@@ -325,6 +339,9 @@ class Cluster:
     ) -> httpx2.Response:
         http = client.build_adapter_request(prepared)
         http.extensions[REQUEST_EXTENSION] = request
+        if self._before_write is not None and request.verb not in _READS:
+            self._before_write(request)
+            http.extensions["trace"] = _at_the_last_moment(functools.partial(self._before_write, request))
         begun_mono = anyio.current_time()
         status: int | None = None
         try:
@@ -344,6 +361,19 @@ class Cluster:
         with _failures_translated(kind, None, self._request_timeout_s), anyio.fail_after(self._request_timeout_s):
             body = await response.aread()
         return refusal(response.status_code, response.headers, body, kind=kind)
+
+
+def _at_the_last_moment(check: Callable[[], None]) -> Callable[[str, object], Awaitable[None]]:
+    """A trace for the HTTP client, which calls it at each step: it checks before the head and before the body leave.
+
+    A request whose body is missing is not carried out, so what was stopped in between changes nothing either.
+    """
+
+    async def trace(step: str, _details: object) -> None:
+        if step in _SENDING:
+            check()
+
+    return trace
 
 
 class _Connection(ConnectionParams):

@@ -7,6 +7,7 @@
     |  |- ThrottledError               429: come back after ``retry_after_s``
     |  |- GoneError                    410: a list or watch must start over from a fresh list
     |  |- UndecodableError             an answer that is not what its status or its kind promises
+    |  |- FencedError                  another replica may have the shard by now; nothing was sent
     |- TerminalError(reason)           trying again changes nothing until an input changes
        |- NotFoundError                404 where the object was needed
        |- InvalidError(causes)         400, 422: the server refuses these contents
@@ -101,6 +102,10 @@ class GoneError(TransientError):
 
 class UndecodableError(TransientError):
     """An answer or a watch line that is not the JSON it should be: a proxy's page, or a stream cut inside an object."""
+
+
+class FencedError(TransientError):
+    """A write that was stopped before it was sent, since the right to write for its shard has run out."""
 
 
 class TerminalError(OperatorError):

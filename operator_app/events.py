@@ -14,8 +14,10 @@ from typing import Final, Literal, NoReturn
 import anyio
 import structlog
 
+from operator_app import fence
 from operator_app.cluster import Cluster
 from operator_app.errors import ConflictError, OperatorError
+from operator_app.fence import Hold
 from operator_app.kinds import EVENT, FIELD_MANAGER, Key, Object
 
 log = structlog.get_logger(__name__)
@@ -49,12 +51,12 @@ class EventRecorder:
         self._cluster = cluster
         self._instance = instance
         self._now = now
-        self._send, self._receive = anyio.create_memory_object_stream[Occurrence](BACKLOG)
+        self._send, self._receive = anyio.create_memory_object_stream[tuple[Occurrence, Hold | None]](BACKLOG)
 
     def record(self, occurrence: Occurrence) -> None:
-        """Queue an occurrence; never waits and never raises."""
+        """Queue an occurrence, to be sent on the right to write of whoever records it; never waits, never raises."""
         try:
-            self._send.send_nowait(occurrence)
+            self._send.send_nowait((occurrence, fence.carried()))
         except anyio.WouldBlock:
             log.warning("event_dropped", reason=occurrence.reason, note=occurrence.note)
 
@@ -62,9 +64,10 @@ class EventRecorder:
         """Send what is queued, until cancelled; the recorder is of no use after that."""
         with self._send, self._receive:
             while True:
-                occurrence = await self._receive.receive()
+                occurrence, hold = await self._receive.receive()
                 try:
-                    await self._tell(occurrence)
+                    with fence.under(hold):
+                        await self._tell(occurrence)
                 except OperatorError as error:
                     log.warning("event_failed", reason=occurrence.reason, error=str(error))
 

@@ -10,6 +10,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from operator_app.leases import LeaseTimes
+
 ENV_PREFIX: Final = "OPERATOR_APP_"
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -55,6 +57,16 @@ class Settings(BaseSettings):
     contention_base_s: Seconds = Field(2, description="first pause between repairs of a field that is taken again")
     contention_cap_s: Seconds = Field(300, description="longest pause between repairs of a field that is taken again")
     shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM")
+    shards: int = Field(1, ge=1, le=256, description="parts that replicas divide the namespaces into; the same for all")
+    replica_name: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        max_length=200,
+        description="name of this replica among its Leases, such as the Pod's; without it the host's, made unique",
+    )
+    lease_duration_s: int = Field(15, ge=1, le=3600, description="silence after which others take a replica's shards")
+    renew_deadline_s: Seconds = Field(10, description="a replica that could not renew for this long stops working")
+    retry_period_s: Seconds = Field(2, description="time between renewals of a Lease")
     registry: str = Field(
         "in-cluster", min_length=1, description="registry that publishes the hostnames of proxies that name none"
     )
@@ -116,6 +128,11 @@ class Settings(BaseSettings):
                 message = f"{name!r} can't be a namespace; write DNS labels separated by commas, such as team-a,team-b"
                 raise ValueError(message)
         return tuple(dict.fromkeys(value))
+
+    @model_validator(mode="after")
+    def _lease_times_are_ordered(self) -> Self:
+        LeaseTimes(self.lease_duration_s, self.renew_deadline_s, self.retry_period_s)
+        return self
 
     @model_validator(mode="after")
     def _backoff_is_ordered(self) -> Self:

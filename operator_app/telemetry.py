@@ -104,6 +104,18 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
+        self.shards_held = Gauge("operator_app_shards_held", "Shards that this replica works.", registry=self.registry)
+        self.lease_transitions = Counter(
+            "operator_app_lease_transitions",
+            "Shards taken, released, lost to another replica, or lapsed because no renewal succeeded in time.",
+            ["how"],
+            registry=self.registry,
+        )
+        self.fenced_writes = Counter(
+            "operator_app_fenced_writes",
+            "Writes that were not sent, because the right to write for the shard had run out.",
+            registry=self.registry,
+        )
         self.queued = Gauge(
             "operator_app_queue_keys", "Keys that are ready, delayed or in flight.", registry=self.registry
         )
