@@ -1,0 +1,40 @@
+"""Fixtures: one server for the session, a zone with strangers in it and a failing proxy for each test."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.powerdns.install import NotInstalledError
+from tests.e2e.powerdns.proxy import FaultyProxy
+from tests.e2e.powerdns.server import PowerDns, Zone
+
+
+@pytest.fixture(scope="session")
+def powerdns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PowerDns]:
+    """A running server; without one the test is skipped."""
+    try:
+        server = PowerDns(tmp_path_factory.mktemp("powerdns"))
+    except NotInstalledError as error:
+        pytest.skip(str(error))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def zone(powerdns: PowerDns) -> Zone:
+    """A new zone with records of strangers in it."""
+    zone = powerdns.make_zone(f"z{uuid.uuid4().hex[:8]}.example")
+    zone.put(f"mail.{zone.name}", "A", "192.0.2.25")
+    zone.put(f"www.{zone.name}", "CNAME", f"mail.{zone.name}.")
+    zone.put(f"parked.{zone.name}", "A", "192.0.2.99", is_disabled=True)
+    zone.put(zone.name, "MX", f"10 mail.{zone.name}.")
+    return zone
+
+
+@pytest.fixture
+def proxy(powerdns: PowerDns) -> Iterator[FaultyProxy]:
+    """A proxy in front of the server that passes everything until a test says otherwise."""
+    with FaultyProxy(powerdns.port) as proxy:
+        yield proxy

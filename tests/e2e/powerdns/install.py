@@ -1,0 +1,67 @@
+"""Where the server's program comes from: already there, or Debian's packages, put there by root."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+PACKAGES: Final = ("pdns-server", "pdns-backend-sqlite3")
+SCHEMA: Final = Path("/usr/share/pdns-backend-sqlite3/schema/schema.sqlite3.sql")
+INSTALL_TIMEOUT_S: Final = 100
+_POLICY: Final = Path("/usr/sbin/policy-rc.d")
+
+
+class NotInstalledError(Exception):
+    """There is no server and none could be installed; the message is one line."""
+
+
+def installed() -> Path:
+    """The server's program, installed first where it is missing. Raises ``NotInstalledError``."""
+    program = _found()
+    if program is not None:
+        return program
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise NotInstalledError(f"needs PowerDNS: apt-get install {' '.join(PACKAGES)} (as root, on Debian)")
+    with (Path(tempfile.gettempdir()) / "operator-app-powerdns.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (program := _found()) is None:
+            _install()
+            program = _found()
+    if program is None:
+        raise NotInstalledError(f"the packages {' '.join(PACKAGES)} brought no server with SQLite")
+    return program
+
+
+def _found() -> Path | None:
+    program = shutil.which("pdns_server", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+    return Path(program) if program and SCHEMA.is_file() else None
+
+
+def _install() -> None:
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    install = ("apt-get", "install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=60", *PACKAGES)
+    with _services_stay_off():
+        for command in (("apt-get", "update"), install):
+            try:
+                subprocess.run(command, env=environment, capture_output=True, timeout=INSTALL_TIMEOUT_S, check=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise NotInstalledError(f"{' '.join(command[:2])} for PowerDNS failed: {error}") from error
+
+
+@contextmanager
+def _services_stay_off() -> Iterator[None]:
+    """Installing must not start a server on port 53: Debian's ``policy-rc.d`` says so, for as long as needed."""
+    if _POLICY.exists():
+        yield
+        return
+    _POLICY.write_text("#!/bin/sh\nexit 101\n")
+    _POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        _POLICY.unlink()

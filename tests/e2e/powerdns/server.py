@@ -1,0 +1,180 @@
+"""PowerDNS with a SQLite file on loopback: started, stopped, and its zones seen and changed by hand."""
+
+import secrets
+import socket
+import sqlite3
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from operator_app.kinds import Value
+from tests.e2e.powerdns.install import SCHEMA, installed
+from tests.e2e.powerdns.query import resolve
+
+START_TIMEOUT_S: Final = 20.0
+NO_SERVER: Final = "PowerDNS did not start"
+
+Row = tuple[str, str, int, str, bool]
+"""One record: name without the dot at the end, type, TTL in seconds, content, whether it is disabled."""
+
+
+class PowerDns:
+    """One server in ``folder``. The same ports and zones after a stop and a start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._program = installed()
+        self._folder = folder
+        self._database = folder / "zones.sqlite3"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._api_key = secrets.token_urlsafe(24)
+        self.key_file = folder / "api-key"
+        self.key_file.write_text(f"{self._api_key}\n")
+        self.port, self.dns_port = _free_port(), _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        with sqlite3.connect(self._database) as database:
+            database.executescript(SCHEMA.read_text())
+        database.close()
+        (folder / "pdns.conf").write_text(self._configuration())
+
+    @property
+    def api_key(self) -> str:
+        """The key, for tests that look for it where it must not be."""
+        return self._api_key
+
+    def start(self) -> None:
+        """Start it and wait until its API answers. Raises ``RuntimeError`` with its log when it does not."""
+        log = self._folder / "pdns.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                # The server goes with us, whatever ends us.
+                ("setpriv", "--pdeathsig", "KILL", self._program, f"--config-dir={self._folder}"),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline_mono = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline_mono and self._process.poll() is None:
+            try:
+                self.api("GET", "")
+            except httpx.TransportError:
+                time.sleep(0.05)
+            else:
+                return
+        self.stop()
+        raise RuntimeError(f"{NO_SERVER}: {log.read_text(errors='replace')[-2000:]}")
+
+    def stop(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def api(self, method: str, path: str, body: object = None) -> Value:
+        """One call of the API below the server's path, by hand; the decoded answer, or None where there is none."""
+        answer = httpx.request(
+            method,
+            f"{self.url}/api/v1/servers/localhost{path}",
+            headers={"X-API-Key": self._api_key},
+            json=body,
+            timeout=10,
+            trust_env=False,
+        )
+        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
+        return answer.json() if answer.content else None
+
+    def sql(self, statement: str, *values: object) -> None:
+        """One statement on the database itself, for states that the API does not make."""
+        with sqlite3.connect(self._database) as database:
+            database.execute(statement, values)
+        database.close()
+
+    def resolve(self, name: str, kind: str) -> list[tuple[str, str]]:
+        """What the server answers over DNS, as (type, content)."""
+        return resolve(self.dns_port, name, kind)
+
+    def make_zone(self, name: str) -> "Zone":
+        """A new zone with its SOA and one NS."""
+        body = {"name": f"{name}.", "kind": "Native", "nameservers": ["ns1.example.net."]}
+        self.api("POST", "/zones", body)
+        return Zone(self, name)
+
+    def _configuration(self) -> str:
+        settings = {
+            "launch": "gsqlite3",
+            "gsqlite3-database": self._database,
+            "gsqlite3-pragma-synchronous": 0,
+            "socket-dir": self._folder,
+            "local-address": "127.0.0.1",
+            "local-port": self.dns_port,
+            "webserver": "yes",
+            "webserver-address": "127.0.0.1",
+            "webserver-port": self.port,
+            "webserver-allow-from": "127.0.0.0/8",
+            "api": "yes",
+            "api-key": self._api_key,
+            "cache-ttl": 0,
+            "query-cache-ttl": 0,
+            "negquery-cache-ttl": 0,
+            "zone-cache-refresh-interval": 0,
+            "security-poll-suffix": "",
+            "daemon": "no",
+            "guardian": "no",
+            "disable-syslog": "yes",
+        }
+        return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """One zone, as a person at the server sees it."""
+
+    server: PowerDns
+    name: str
+
+    def put(self, name: str, kind: str, *contents: str, ttl_s: int = 60, is_disabled: bool = False) -> None:
+        """Make these the only records of a name and type."""
+        records = [{"content": content, "disabled": is_disabled} for content in contents]
+        change = {"name": f"{name}.", "type": kind, "ttl": ttl_s, "changetype": "REPLACE", "records": records}
+        self.server.api("PATCH", f"/zones/{self.name}.", {"rrsets": [change]})
+
+    def remove(self, name: str, kind: str) -> None:
+        """Remove the records of a name and type."""
+        change = {"name": f"{name}.", "type": kind, "changetype": "DELETE"}
+        self.server.api("PATCH", f"/zones/{self.name}.", {"rrsets": [change]})
+
+    def rows(self) -> set[Row]:
+        """Every record but the SOA, whose serial counts the changes."""
+        return {
+            (each["name"].removesuffix("."), each["type"], each["ttl"], record["content"], record["disabled"])
+            for each in self._all()["rrsets"]
+            for record in each["records"]
+            if each["type"] != "SOA"
+        }
+
+    def count(self) -> int:
+        """How many records there are, equal ones too, but the SOA."""
+        return sum(len(each["records"]) for each in self._all()["rrsets"]) - 1
+
+    @property
+    def serial(self) -> int:
+        """The SOA's serial, which every change raises."""
+        serial: int = self._all()["serial"]
+        return serial
+
+    def _all(self) -> Value:
+        return self.server.api("GET", f"/zones/{self.name}.")
+
+
+def _free_port() -> int:
+    """A port that is free for TCP and UDP just now."""
+    with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        tcp.bind(("127.0.0.1", 0))
+        port: int = tcp.getsockname()[1]
+        udp.bind(("127.0.0.1", port))
+        return port
