@@ -17,7 +17,7 @@ from operator_app.api import parse_spec
 from operator_app.cluster import Cluster
 from operator_app.crd import crds, to_yaml
 from operator_app.desired import children
-from operator_app.errors import ConfigurationError, OperatorError
+from operator_app.errors import ConfigurationError, OperatorError, TerminalError
 from operator_app.explain import explain
 from operator_app.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object
 from operator_app.settings import ENV_PREFIX, Settings
@@ -105,9 +105,9 @@ def _run(parsed: argparse.Namespace) -> int:
         settings = Settings(**flags)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
+        name = str(first["loc"][0]) if first["loc"] else ""
         where = f"{ENV_PREFIX}{name.upper()} (--{name.replace('_', '-')}): " if name else ""
-        return _complain(f"{where}{first['msg']}", code=2)
+        return _complain(f"{where}{_sentence(first['msg'])}", code=2)
     configure_logging(settings.log_level, settings.log_format)
     try:
         anyio.run(app.run, settings)
@@ -129,17 +129,26 @@ def _render(file: str, image: str) -> int:
         return _complain(f"{file} holds no {ENVOY_PROXY.kind}", code=2)
     rendered: list[Object] = []
     for proxy in proxies:
-        metadata = {"namespace": "default", "uid": _RENDERED_UID} | (proxy.get("metadata") or {})
-        if not metadata.get("name"):
+        given = proxy.get("metadata")
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             return _complain(f"an {ENVOY_PROXY.kind} in {file} has no metadata.name", code=2)
+        metadata = {"namespace": "default", "uid": _RENDERED_UID} | given
         try:
             spec = parse_spec(proxy)
+            rendered += children(proxy | {"metadata": metadata}, spec, default_image=image).values()
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            return _complain(f"{metadata['name']}: spec.{'.'.join(map(str, first['loc']))}: {first['msg']}", code=2)
-        rendered += children(proxy | {"metadata": metadata}, spec, default_image=image).values()
+            where = ".".join(("spec", *map(str, first["loc"])))
+            return _complain(f"{given['name']}: {where}: {_sentence(first['msg'])}", code=2)
+        except TerminalError as error:
+            return _complain(f"{given['name']}: {error}", code=2)
     sys.stdout.write(to_yaml(tuple(rendered)))
     return 0
+
+
+def _sentence(message: str) -> str:
+    """Pydantic's message without the name of the Python exception that a rule was written with."""
+    return message.removeprefix("Value error, ")
 
 
 def _complain(sentence: str, *, code: int = 1) -> int:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -19,6 +20,10 @@ from prometheus_client.exposition import make_wsgi_app
 
 LOOP_STUCK_AFTER_S: Final = 30.0
 """``/healthz`` fails when the event loop has not come around for this long."""
+
+
+IDLE_TIMEOUT_S: Final = 10.0
+"""A connection on which nothing arrives for this long is closed."""
 
 
 def configure_logging(level: str, style: str) -> None:
@@ -139,8 +144,16 @@ class Health:
         return self._mono() - self._beat_mono < LOOP_STUCK_AFTER_S
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    """One thread for each connection: a client that is slow or says nothing must not hold up a probe."""
+
+    daemon_threads = True
+
+
 class _QuietHandler(WSGIRequestHandler):
     """Probes come every few seconds; a log line for each tells nothing."""
+
+    timeout = IDLE_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
         """Say nothing."""
@@ -164,7 +177,7 @@ def serving(port: int, metrics: Metrics, health: Health) -> Generator[int]:
             return _plain(start_response, "404 Not Found")
         return _plain(start_response, "200 OK" if verdicts[path]() else "503 Service Unavailable")
 
-    server = make_server("", port, answer, server_class=WSGIServer, handler_class=_QuietHandler)
+    server = make_server("", port, answer, server_class=_Server, handler_class=_QuietHandler)
     thread = threading.Thread(target=server.serve_forever, name="http", daemon=True)
     thread.start()
     try:
