@@ -21,7 +21,7 @@ import structlog
 from operator_app.apply import Applier, Outcome
 from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import Cluster, Request
-from operator_app.deltas import Delta, Listed
+from operator_app.deltas import Deleted, Delta, Listed
 from operator_app.desired import proxy_key
 from operator_app.errors import ConfigurationError, OperatorError, TransientError
 from operator_app.events import EventRecorder
@@ -30,6 +30,7 @@ from operator_app.kinds import (
     CHILD_KINDS,
     ENVOY_PROXY,
     FIELD_MANAGER,
+    HOSTNAME_CLAIM,
     LABEL_MANAGED_BY,
     LABEL_TENANT,
     NAMESPACE,
@@ -41,7 +42,11 @@ from operator_app.kinds import (
 )
 from operator_app.pressure import Pressure
 from operator_app.reconcile import Reconciler, Verdict, controller_uid
-from operator_app.registration.in_cluster import InClusterRegistry, proxy_of
+from operator_app.registration.claims import Claims
+from operator_app.registration.installed import open_registries
+from operator_app.registration.ledger import Ledger, proxy_of
+from operator_app.registration.patience import Patience
+from operator_app.registration.registrar import Registrar, Registries
 from operator_app.report import Reporter
 from operator_app.settings import Settings
 from operator_app.status import StatusWriter
@@ -53,10 +58,18 @@ from operator_app.workqueue import Limits, Priority, WorkQueue
 
 log = structlog.get_logger(__name__)
 
+
+def hostname_of(proxy: Object) -> str | None:
+    """The hostname that a proxy wants."""
+    wanted: str | None = ((proxy.get("spec") or {}).get("registration") or {}).get("hostname")
+    return wanted
+
+
 INDEXES: Final[Mapping[Kind, Index]] = {
-    ENVOY_PROXY: lambda _: None,
+    ENVOY_PROXY: hostname_of,
     NAMESPACE: lambda _: None,
     PROXY_REGISTRATION: proxy_of,
+    HOSTNAME_CLAIM: proxy_of,
     **dict.fromkeys(CHILD_KINDS, controller_uid),
 }
 """Every kind that the store keeps, and what its objects are looked up by."""
@@ -78,8 +91,8 @@ Connect = Callable[..., AbstractAsyncContextManager[Cluster]]
 async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None:
     """Run the operator until SIGTERM or SIGINT. ``connect`` is the seam for faults and measurements.
 
-    Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration, and
-    ``OSError`` when the HTTP port is taken.
+    Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration or registry,
+    and ``OSError`` when the HTTP port is taken.
     """
     metrics, health, pressure = Metrics(), Health(), Pressure()
 
@@ -89,18 +102,21 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
         if code == HTTPStatus.TOO_MANY_REQUESTS:
             pressure.refused(now_mono=time.monotonic())
 
-    async with connect(
-        kubeconfig=settings.kubeconfig,
-        context=settings.context,
-        user_agent=FIELD_MANAGER,
-        request_timeout_s=settings.request_timeout_s,
-        max_connections=settings.max_connections,
-        observe=observe,
-    ) as cluster:
+    async with (
+        connect(
+            kubeconfig=settings.kubeconfig,
+            context=settings.context,
+            user_agent=FIELD_MANAGER,
+            request_timeout_s=settings.request_timeout_s,
+            max_connections=settings.max_connections,
+            observe=observe,
+        ) as cluster,
+        open_registries(settings) as registries,
+    ):
         with serving(settings.http_port, metrics, health) as port:
             log.info("started", namespace=settings.namespace, http_port=port)
             await _refuse_unknown_namespaces(cluster, settings)
-            await Operator(settings, cluster, metrics, health, pressure).run()
+            await Operator(settings, cluster, metrics, health, pressure, registries).run()
             log.info("stopped")
 
 
@@ -120,7 +136,13 @@ class Operator:
     """The rooms of one operator, connected."""
 
     def __init__(
-        self, settings: Settings, cluster: Cluster, metrics: Metrics, health: Health, pressure: Pressure
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        metrics: Metrics,
+        health: Health,
+        pressure: Pressure,
+        registries: Registries,
     ) -> None:
         self._settings = settings
         self._cluster = cluster
@@ -150,13 +172,15 @@ class Operator:
         )
         self._applier = Applier(cluster, self._store, Breaker(times), on_write=self._count_write, mono=time.monotonic)
         self._events = EventRecorder(cluster, instance=socket.gethostname(), now=_now)
+        self._registries = registries
+        self._to_look_outside: set[Key] = set()
         reporter = Reporter(self._events, on_drift=lambda kind: metrics.drift_repaired.labels(kind.kind).inc())
         self._reconciler = Reconciler(
             cluster,
             self._store,
             self._applier,
             Finalizer(cluster, self._store, on_write=self._count_write),
-            InClusterRegistry(self._applier, cluster, self._store, namespace=settings.namespace),
+            self._registrar(),
             StatusWriter(
                 cluster,
                 self._store,
@@ -165,8 +189,27 @@ class Operator:
                 settle_s=settings.status_settle_s,
             ),
             report=reporter.child,
+            tell_event=self._events.record,
             default_image=settings.image,
+            abandon_after_s=settings.abandon_after_s,
             now=_now,
+        )
+
+    def _registrar(self) -> Registrar:
+        namespace = self._settings.namespace
+        return Registrar(
+            Ledger(
+                self._applier,
+                self._cluster,
+                self._store,
+                namespace=namespace,
+                on_write=self._count_write,
+                sink=self._forget,
+            ),
+            Claims(self._applier, self._store, namespace=namespace, sink=self._forget),
+            self._registries,
+            Patience(base_s=self._settings.backoff_base_s, cap_s=self._settings.backoff_cap_s, rand=random.random),
+            mono=time.monotonic,
         )
 
     async def run(self) -> None:
@@ -220,7 +263,7 @@ class Operator:
             return {"namespace": namespace, "labels": None}
         if kind == NAMESPACE:
             return {"namespace": None, "labels": LABEL_TENANT}
-        if kind == PROXY_REGISTRATION:
+        if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
             return {"namespace": self._settings.namespace, "labels": OURS}
         return {"namespace": namespace, "labels": OURS}
 
@@ -230,14 +273,28 @@ class Operator:
         return [scope for index, scope in enumerate(scopes) if scope not in scopes[:index]]
 
     def _take(self, delta: Delta) -> None:
-        """News of any object is a reason to look at the proxy that it belongs to."""
+        """News of any object is a reason to look at the proxies that it concerns."""
         for obj in self._store.take(delta):
-            owner = _owner(delta.kind, obj)
-            if owner is not None:
-                self._add(owner, _priority(delta, obj))
+            for key in self._concerned(delta.kind, obj):
+                self._add(key, _priority(delta, obj))
         if isinstance(delta, Listed) and delta.last:
             self._begin_where_synced()
         self._wake.set()
+
+    def _forget(self, delta: Deleted) -> None:
+        """What we deleted ourselves is gone at once, and whoever waited for that need not wait for the watch."""
+        self._store.take(delta)
+        for key in self._concerned(delta.kind, delta.object):
+            self._add(key, Priority.REPAIR)
+        self._wake.set()
+
+    def _concerned(self, kind: Kind, obj: Object) -> set[Key]:
+        """The proxies that an object belongs to or is wanted by."""
+        owner = _owner(kind, obj)
+        concerned = {owner} if owner is not None else set()
+        if kind == HOSTNAME_CLAIM:
+            concerned.update(map(key_of, self._store.indexed(ENVOY_PROXY, obj["spec"]["hostname"])))
+        return concerned
 
     def _begin_where_synced(self) -> None:
         """Start working in every scope in which everything has been listed; one that never is holds up no other."""
@@ -252,8 +309,9 @@ class Operator:
             self._health.is_ready = self._health.is_ready or bool(self._begun)
 
     def _known_proxies(self) -> set[Key]:
-        """Every proxy that exists, or of which the registry still tells."""
-        return {*self._store.keys(ENVOY_PROXY), *self._store.index_values(PROXY_REGISTRATION)}
+        """Every proxy that exists, or of which a record or a claim still tells."""
+        told = (owner for kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM) for owner in self._store.index_values(kind))
+        return {*self._store.keys(ENVOY_PROXY), *told}
 
     def _add(self, key: Key, priority: Priority) -> None:
         """Want a round; where not everything is known yet, the end of the first list does it."""
@@ -283,6 +341,7 @@ class Operator:
                     await self._sweep_kind(kind, scope)
             self._applier.forget_refusals()
             for key in self._known_proxies():
+                self._to_look_outside.add(key)
                 self._add(key, Priority.SWEEP)
             self._wake.set()
 
@@ -295,9 +354,8 @@ class Operator:
         for each in missed:
             self._metrics.missed.labels(kind.kind).inc()
             log.warning("watch_missed", kind=kind.kind, key=str(key_of(each.object)), gone=each.is_gone)
-            owner = _owner(kind, each.object)
-            if owner is not None:
-                self._add(owner, Priority.REPAIR)
+            for key in self._concerned(kind, each.object):
+                self._add(key, Priority.REPAIR)
 
     async def _dispatch(self) -> None:
         """Hand keys to rounds, as many at a time as there are workers; return when stopping and all rounds are over."""
@@ -325,7 +383,9 @@ class Operator:
     async def _work(self, key: Key, slots: anyio.CapacityLimiter) -> None:
         begun_mono = time.monotonic()
         try:
-            verdict = await self._reconciler.round(key, failures=self._queue.failures(key))
+            is_sweep = key in self._to_look_outside
+            self._to_look_outside.discard(key)
+            verdict = await self._reconciler.round(key, failures=self._queue.failures(key), is_sweep=is_sweep)
         except Exception:
             # A bug must cost one proxy its rounds, not everybody theirs.
             log.exception("round_crashed", proxy=str(key))
@@ -358,7 +418,7 @@ def _owner(kind: Kind, obj: Object) -> Key | None:
     """The proxy that an object belongs to, by name: deletions and stolen references must reach it, too."""
     if kind == ENVOY_PROXY:
         return key_of(obj)
-    if kind == PROXY_REGISTRATION:
+    if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
         return proxy_of(obj)
     if kind == NAMESPACE:
         return None  # a new tenant label counts from the next wish for a round on

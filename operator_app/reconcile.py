@@ -10,25 +10,28 @@ A round never waits and never retries; it returns how it ended, and the workqueu
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Final
 
 import structlog
 from pydantic import ValidationError
 
-from operator_app.api import EnvoyProxySpec, ServiceType, parse_spec
+from operator_app.api import DeletionPolicy, EnvoyProxySpec, ServiceType, parse_spec
 from operator_app.apply import CONTENDED, Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
 from operator_app.cluster import Cluster
 from operator_app.deltas import Deleted
 from operator_app.desired import child_key, children
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
-from operator_app.finalizer import Finalizer
+from operator_app.events import Occurrence
+from operator_app.finalizer import Finalizer, is_held
 from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
+from operator_app.orphan import let_go
 from operator_app.ownership import fields_of
-from operator_app.registration import Change, Finding, Port, Record, Registration
-from operator_app.registration.in_cluster import InClusterRegistry
-from operator_app.status import Observation, StatusWriter, next_status
+from operator_app.registration import Change, Port, Record, Registration
+from operator_app.registration.claims import HOSTNAME_TAKEN
+from operator_app.registration.registrar import Registrar
+from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, next_status, parting_status
 from operator_app.store import Store
 
 log = structlog.get_logger(__name__)
@@ -36,7 +39,24 @@ log = structlog.get_logger(__name__)
 PERSISTENT_AFTER: Final = 3
 """From this many failed rounds on, a transient error is part of the truth and goes into the status."""
 
-_SEEN_BY_WATCH: Final = frozenset({"Paused", "FieldsNotHeld", "Invalid", "NoAddress", "ConfigMapNotReady", CONTENDED})
+FORMER_LIFE_RETRY_S: Final = 60.0
+"""A proxy that lives comes back after this to remove what is left of a former life of its name."""
+
+DEREGISTRATION_FAILED: Final = "DeregistrationFailed"
+"""The reason of a deletion that waits for the registry."""
+
+_SEEN_BY_WATCH: Final = frozenset(
+    {
+        "Paused",
+        "FieldsNotHeld",
+        "Invalid",
+        "NoAddress",
+        "ConfigMapNotReady",
+        "RegistryUnknown",
+        HOSTNAME_TAKEN,
+        CONTENDED,
+    }
+)
 """Problems that end with an event that the operator watches for, so that coming back earlier is of no use."""
 
 
@@ -54,7 +74,9 @@ DONE = Verdict()
 class Reconciler:
     """Runs rounds. One instance for the operator; rounds of different proxies may run at the same time.
 
-    ``report`` is told what became of every child. ``now`` gives aware UTC for ``lastTransitionTime``.
+    ``report`` is told what became of every child, ``tell_event`` of what is worth an Event. A proxy whose deletion
+    began ``abandon_after_s`` seconds ago is let go although its record could not be removed; ``None``: never. ``now``
+    gives aware UTC.
     """
 
     def __init__(  # noqa: PLR0913 - one for each room that a round goes through
@@ -63,37 +85,43 @@ class Reconciler:
         store: Store,
         applier: Applier,
         finalizer: Finalizer,
-        registry: InClusterRegistry,
+        registrar: Registrar,
         statuses: StatusWriter,
         *,
         report: Callable[[Object, Result], None],
+        tell_event: Callable[[Occurrence], None],
         default_image: str,
+        abandon_after_s: float | None,
         now: Callable[[], datetime],
     ) -> None:
         self._cluster = cluster
         self._store = store
         self._applier = applier
         self._finalizer = finalizer
-        self._registry = registry
+        self._registrar = registrar
         self._statuses = statuses
         self._report = report
+        self._tell_event = tell_event
         self._default_image = default_image
+        self._abandon_after_s = abandon_after_s
         self._now = now
 
-    async def round(self, key: Key, *, failures: int = 0) -> Verdict:
+    async def round(self, key: Key, *, failures: int = 0, is_sweep: bool = False) -> Verdict:
         """Bring one proxy closer to its declaration. ``failures`` counts the failed rounds directly before this one.
 
-        Raises nothing of ``operator_app.errors``: whatever went wrong is in the verdict.
+        With ``is_sweep`` it looks at the outside too, where otherwise nothing would ask for a look. Raises nothing of
+        ``operator_app.errors``: whatever went wrong is in the verdict.
         """
         try:
             proxy = self._store.get(ENVOY_PROXY, key)
-            await self._bury_former_lives(key, proxy)
+            left = await self._bury_former_lives(key, proxy)
             if proxy is None:
-                return DONE
+                return Verdict(failure=left)
             if "deletionTimestamp" in proxy["metadata"]:
-                await self._part_with(proxy)
-                return DONE
-            return await self._converge(proxy, failures)
+                verdict = await self._part_with(proxy)
+            else:
+                verdict = await self._converge(proxy, failures, is_sweep=is_sweep)
+            return verdict if left is None else _coming_back(verdict, left)
         except ConflictError as error:
             # Somebody was faster than our watch; the next round starts from what is there now.
             await self._refresh(key)
@@ -101,7 +129,7 @@ class Reconciler:
         except OperatorError as error:
             return Verdict(failure=error)
 
-    async def _converge(self, proxy: Object, failures: int) -> Verdict:
+    async def _converge(self, proxy: Object, failures: int, *, is_sweep: bool) -> Verdict:
         try:
             spec = parse_spec(proxy)
             desired = children(proxy, spec, default_image=self._default_image)
@@ -115,14 +143,20 @@ class Reconciler:
         results, trouble = await self._bring_up(proxy, desired, claim, is_paused=spec.paused)
         if not spec.paused:
             await self._prune(proxy, desired)
-        registration = await self._register(proxy, spec, results)
+        try:
+            registration = await self._register(proxy, spec, results, is_sweep=is_sweep)
+        except TransientError as error:
+            if isinstance(error, ConflictError):
+                raise
+            trouble = trouble or error
+            registration = _unregistered(Problem("Retrying", str(error)))
         if trouble is not None and failures < PERSISTENT_AFTER:
             # One lost connection is no news about the proxy.
             return Verdict(failure=trouble)
         told = await self._tell(Observation(proxy, results, registration.problem, address=_address(proxy, results)))
         wishes = [told.again_after_s, registration.again_after_s, *(each.again_after_s for each in results)]
         again_after_s = min((each for each in wishes if each is not None), default=None)
-        return Verdict(again_after_s, trouble or _waiting(results, registration.problem))
+        return Verdict(again_after_s, trouble or _waiting(results, registration))
 
     async def _bring_up(
         self, proxy: Object, desired: Mapping[Kind, Object], claim: Claim, *, is_paused: bool
@@ -147,34 +181,43 @@ class Reconciler:
             results.append(result)
         return tuple(results), trouble
 
-    async def _register(self, proxy: Object, spec: EnvoyProxySpec, results: tuple[Result, ...]) -> Registration:
-        """Tell the registry, once there is a Service to tell of."""
+    async def _register(
+        self, proxy: Object, spec: EnvoyProxySpec, results: tuple[Result, ...], *, is_sweep: bool
+    ) -> Registration:
+        """Make the proxy known, once there is a Service to tell of. Raises what passes by itself."""
         address = _address(proxy, results)
         if address is None:
             return _unregistered(Problem("NoAddress", "the Service has no address to register yet"))
-        metadata = proxy["metadata"]
+        metadata, wish = proxy["metadata"], spec.registration
         record = Record(
             uid=metadata["uid"],
             generation=metadata["generation"],
             proxy=key_of(proxy),
-            hostname=spec.registration.hostname if spec.registration else None,
+            hostname=wish.hostname if wish else None,
             address=address,
             ports=tuple(Port(each.name, each.port, each.protocol) for each in spec.listeners),
+            ttl_s=wish.ttl if wish else None,
         )
+        registry = wish.registry if wish else None
         try:
-            return await self._confirm(record, is_paused=spec.paused)
-        except OperatorError as error:
-            return _unregistered(Problem("RegistryError", str(error)))
-
-    async def _confirm(self, record: Record, *, is_paused: bool) -> Registration:
-        if is_paused:
-            if await self._registry.observe(record) is Finding.MATCHING:
-                return Registration(Change.UNCHANGED)
-            return _unregistered(Problem("Paused", "spec.paused is set; the record waits"))
-        registration = await self._registry.register(record)
+            if spec.paused:
+                problem = await self._registrar.observe(record, registry, is_sweep=is_sweep)
+                return Registration(Change.UNCHANGED, problem)
+            registration = await self._registrar.register(record, registry, is_sweep=is_sweep)
+        except TerminalError as error:
+            return _unregistered(Problem(error.reason, str(error), is_terminal=True))
         if registration.change in (Change.CREATED, Change.CONFIGURED):
-            log.info("record", proxy=str(record.proxy), generation=record.generation, change=registration.change.value)
+            self._tell_registered(proxy, record, registration)
         return registration
+
+    def _tell_registered(self, proxy: Object, record: Record, registration: Registration) -> None:
+        log.info("record", proxy=str(record.proxy), generation=record.generation, change=registration.change.value)
+        known = condition_of(proxy, REGISTERED)
+        if registration.problem is not None or known is None:
+            return
+        if known["status"] == "True" and known["observedGeneration"] == record.generation:
+            note = f"the record of {record.hostname or record.address} was not as declared"
+            self._tell_event(Occurrence(proxy, "Normal", "DriftRepaired", "Repair", "record", note))
 
     async def _refuse(self, proxy: Object, refusal: Problem) -> Verdict:
         """Say why a declaration can't be acted on; nothing else is written, and what runs goes on running."""
@@ -188,28 +231,83 @@ class Reconciler:
         status = next_status(observation, now=self._now())
         return Verdict(again_after_s=await self._statuses.write(observation.proxy, status))
 
-    async def _part_with(self, proxy: Object) -> None:
+    async def _part_with(self, proxy: Object) -> Verdict:
         """The proxy is being deleted: take back what the world was told, then let it go.
 
-        The children carry its UID as their controller, so the garbage collector takes them.
+        The children carry its UID as their controller, so the garbage collector takes them, unless ``deletionPolicy``
+        is Orphan. Without our finalizer nothing was told, or everything was taken back.
         """
-        await self._registry.deregister(proxy["metadata"]["uid"])
+        if not is_held(proxy):
+            return DONE
+        key, uid = key_of(proxy), proxy["metadata"]["uid"]
+        if proxy["spec"].get("deletionPolicy") == DeletionPolicy.ORPHAN:
+            await self._let_children_go(proxy)
+            await self._registrar.orphan(uid)
+        else:
+            try:
+                await self._registrar.deregister(key, uid)
+            except ConflictError:
+                raise
+            except OperatorError as error:
+                left_s = self._until_abandoned_s(proxy)
+                if left_s is None or left_s > 0:
+                    return await self._wait_for_registry(proxy, error, left_s)
+                await self._registrar.abandon(uid)
+                self._tell_stuck(proxy, "RemovalAbandoned", f"the proxy goes, and its record is removed later: {error}")
         await self._finalizer.release(proxy)
+        return DONE
 
-    async def _bury_former_lives(self, key: Key, proxy: Object | None) -> None:
-        """Remove records under this name whose proxy is gone, which takes somebody removing our finalizer by hand.
+    async def _wait_for_registry(self, proxy: Object, error: OperatorError, left_s: float | None) -> Verdict:
+        """Say what the deletion waits for. A registry that asked for time gets it, but not more than there is."""
+        known = condition_of(proxy, REGISTERED)
+        if known is None or known["reason"] != DEREGISTRATION_FAILED:
+            self._tell_stuck(proxy, DEREGISTRATION_FAILED, f"the record can't be removed, and is tried again: {error}")
+        problem = Problem(DEREGISTRATION_FAILED, str(error), is_terminal=isinstance(error, TerminalError))
+        await self._statuses.write(proxy, parting_status(proxy, problem, now=self._now()))
+        if isinstance(error, TransientError) and error.retry_after_s is not None and left_s is not None:
+            return Verdict(again_after_s=min(error.retry_after_s, left_s))
+        return Verdict(failure=error)
 
-        The store alone is no proof of death, so the API server is asked before anything is removed.
+    def _tell_stuck(self, proxy: Object, reason: str, note: str) -> None:
+        log.warning("deregistration_failed", proxy=str(key_of(proxy)), reason=reason, note=note)
+        self._tell_event(Occurrence(proxy, "Warning", reason, "Deregister", "record", note))
+
+    def _until_abandoned_s(self, proxy: Object) -> float | None:
+        """Seconds until the proxy is let go in any case, not positive once that is due; ``None``: never."""
+        if self._abandon_after_s is None:
+            return None
+        begun_at = datetime.fromisoformat(proxy["metadata"]["deletionTimestamp"])
+        return (begun_at + timedelta(seconds=self._abandon_after_s) - self._now()).total_seconds()
+
+    async def _let_children_go(self, proxy: Object) -> None:
+        """Orphan every child, read live: what the store does not know yet would be collected."""
+        for kind in CHILD_KINDS:
+            live = await self._cluster.get(kind, child_key(key_of(proxy)))
+            if live is not None and controller_uid(live) == proxy["metadata"]["uid"]:
+                await let_go(self._cluster, kind, live)
+                log.info("child_orphaned", proxy=str(key_of(proxy)), kind=kind.kind)
+
+    async def _bury_former_lives(self, key: Key, proxy: Object | None) -> OperatorError | None:
+        """Remove what is still known of proxies of this name that are gone; returns why that is not done yet.
+
+        Such are removals that were abandoned while a registry was down, and records whose finalizer somebody removed by
+        hand. The store alone is no proof of death, so the API server is asked before anything is removed. What can't
+        be removed does not keep the present life waiting.
         """
-        lives = self._registry.known_lives(key)
-        if all(proxy is not None and uid == proxy["metadata"]["uid"] for uid in lives):
-            return
+        lives = self._registrar.former_lives(key, proxy["metadata"]["uid"] if proxy is not None else None)
+        if not lives:
+            return None
         live = await self._cluster.get(ENVOY_PROXY, key)
         living = live["metadata"]["uid"] if live is not None else None
+        trouble: OperatorError | None = None
         for uid in lives:
             if uid != living:
-                log.warning("orphaned_record_removed", proxy=str(key), uid=uid)
-                await self._registry.deregister(uid)
+                try:
+                    await self._registrar.deregister(key, uid)
+                    log.warning("orphaned_record_removed", proxy=str(key), uid=uid)
+                except OperatorError as error:
+                    trouble = trouble or error
+        return trouble
 
     async def _prune(self, proxy: Object, wanted: Mapping[Kind, Object]) -> None:
         """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer."""
@@ -270,10 +368,19 @@ def _failed(kind: Kind, proxy: Object, problem: Problem) -> Result:
     return Result(kind, child_key(key_of(proxy)), Outcome.SKIPPED, None, problem=problem)
 
 
-def _waiting(results: tuple[Result, ...], registration: Problem | None) -> Problem | None:
+def _waiting(results: tuple[Result, ...], registration: Registration) -> Problem | None:
     """The first problem that time or somebody else may solve without an event that we would see."""
-    problems = (*(each.problem for each in results), registration)
+    # A registration that says when to come back has a backoff of its own.
+    registered = registration.problem if registration.again_after_s is None else None
+    problems = (*(each.problem for each in results), registered)
     return next((each for each in problems if each is not None and each.reason not in _SEEN_BY_WATCH), None)
+
+
+def _coming_back(verdict: Verdict, left: OperatorError) -> Verdict:
+    """The verdict on a living proxy while something of a former life is left: no failure of its own."""
+    asked_s = left.retry_after_s if isinstance(left, TransientError) else None
+    wishes = (verdict.again_after_s, max(FORMER_LIFE_RETRY_S, asked_s or 0.0))
+    return replace(verdict, again_after_s=min(each for each in wishes if each is not None))
 
 
 def _address(proxy: Object, results: tuple[Result, ...]) -> str | None:

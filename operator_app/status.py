@@ -107,6 +107,21 @@ def next_status(observation: Observation, *, now: datetime) -> Object:
     return status
 
 
+def parting_status(proxy: Object, problem: Problem, *, now: datetime) -> Object:
+    """The status of a proxy whose deletion waits because of ``problem``: what was verified of its children stands."""
+    generation: int = proxy["metadata"]["generation"]
+    stored: Object = proxy.get("status") or {}
+    waiting = [
+        Judgement(kind, is_true=False, reason=problem.reason, message=problem.message) for kind in (READY, REGISTERED)
+    ]
+    known = {each["type"]: each for each in stored.get("conditions", ()) if each["type"] in (RECONCILED, AVAILABLE)}
+    conditions = [_condition(each, generation, condition_of(proxy, each.type), now) for each in waiting]
+    kept: Object = {
+        name: stored[name] for name in ("replicas", "readyReplicas", "selector", "address") if name in stored
+    }
+    return {"observedGeneration": generation, **kept, "conditions": [*conditions, *known.values()]}
+
+
 def judgements(observation: Observation, rollout: Rollout) -> tuple[Judgement, ...]:
     """What holds and what does not, in the order in which people read it."""
     reconciled = _reconciled(observation)
@@ -226,6 +241,12 @@ def _condition(judgement: Judgement, generation: int, stored: Object | None, now
         "reason": judgement.reason,
         "message": judgement.message,
     }
+
+
+def condition_of(proxy: Object, kind: str) -> Object | None:
+    """The stored condition of that type."""
+    stored = (proxy.get("status") or {}).get("conditions", ())
+    return next((each for each in stored if each["type"] == kind), None)
 
 
 def is_verified(proxy: Object) -> bool:

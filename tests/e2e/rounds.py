@@ -11,13 +11,18 @@ from pathlib import Path
 
 import httpx2
 
+from operator_app.app import INDEXES
 from operator_app.apply import Applier, Outcome
 from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import Cluster
+from operator_app.events import Occurrence
 from operator_app.finalizer import Finalizer
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Kind, Object
-from operator_app.reconcile import Reconciler, controller_uid
-from operator_app.registration.in_cluster import InClusterRegistry, proxy_of
+from operator_app.kinds import Kind, Object
+from operator_app.reconcile import Reconciler
+from operator_app.registration.claims import Claims
+from operator_app.registration.ledger import Ledger
+from operator_app.registration.patience import Patience
+from operator_app.registration.registrar import Registrar, Registries
 from operator_app.settings import Settings
 from operator_app.status import StatusWriter
 from operator_app.store import Store
@@ -36,7 +41,9 @@ class Rooms:
     finalizer: Finalizer
     statuses: StatusWriter
     reconciler: Reconciler
+    registrar: Registrar
     writes: list[tuple[Kind, Outcome]] = field(default_factory=list)
+    occurrences: list[Occurrence] = field(default_factory=list)
 
     def know(self, kind: Kind, *objects: Object) -> None:
         """Let the store hold these versions, as if a watch had told."""
@@ -64,15 +71,24 @@ async def _nothing(_request: httpx2.Request) -> None:
 
 
 @asynccontextmanager
-async def rooms(kubeconfig: Path, *, before: Before = _nothing) -> AsyncGenerator[Rooms]:
-    """Rooms around an empty store; ``before`` is awaited before each request is sent."""
+async def rooms(
+    kubeconfig: Path,
+    *,
+    before: Before = _nothing,
+    registries: Registries | None = None,
+    abandon_after_s: float | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> AsyncGenerator[Rooms]:
+    """Rooms around an empty store; ``before`` is awaited before each request is sent.
+
+    An outside registry that failed is asked again in the very next round.
+    """
     async with Cluster.connect(
         kubeconfig=kubeconfig, user_agent="rounds", transport_wrapper=lambda inner: _Interrupted(inner, before)
     ) as cluster:
         writes: list[tuple[Kind, Outcome]] = []
-        store = Store(
-            {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of} | dict.fromkeys(CHILD_KINDS, controller_uid)
-        )
+        occurrences: list[Occurrence] = []
+        store = Store(INDEXES)
 
         def on_write(kind: Kind, outcome: Outcome) -> None:
             writes.append((kind, outcome))
@@ -80,15 +96,25 @@ async def rooms(kubeconfig: Path, *, before: Before = _nothing) -> AsyncGenerato
         applier = Applier(cluster, store, Breaker(BreakerTimes()), on_write=on_write, mono=lambda: 0.0)
         finalizer = Finalizer(cluster, store, on_write=on_write)
         statuses = StatusWriter(cluster, store, on_write=on_write, mono=lambda: 0.0, settle_s=0.0)
+        ledger = Ledger(applier, cluster, store, namespace=OPERATOR_NAMESPACE, on_write=on_write, sink=store.take)
+        registrar = Registrar(
+            ledger,
+            Claims(applier, store, namespace=OPERATOR_NAMESPACE, sink=store.take),
+            registries or Registries({}),
+            Patience(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
+            mono=lambda: 0.0,
+        )
         reconciler = Reconciler(
             cluster,
             store,
             applier,
             finalizer,
-            InClusterRegistry(applier, cluster, store, namespace=OPERATOR_NAMESPACE),
+            registrar,
             statuses,
             report=lambda _proxy, _result: None,
+            tell_event=occurrences.append,
             default_image=Settings().image,
-            now=lambda: datetime.now(UTC),
+            abandon_after_s=abandon_after_s,
+            now=now,
         )
-        yield Rooms(cluster, store, applier, finalizer, statuses, reconciler, writes)
+        yield Rooms(cluster, store, applier, finalizer, statuses, reconciler, registrar, writes, occurrences)

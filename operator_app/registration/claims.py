@@ -1,0 +1,86 @@
+"""Hostname claims: which proxy has a hostname, so that no two ever have the same.
+
+A claim is an object named like the hostname, so the API server's uniqueness of names is the uniqueness of hostnames,
+and its atomic create decides who was first. A claim is there before anything says the name, and goes after the last
+thing that said it is gone. Publishing the name does not belong here.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from operator_app.apply import NAME_CONFLICT, Applier, Claim, Problem, Standing
+from operator_app.deltas import Deleted
+from operator_app.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
+from operator_app.registration import Change, Registration
+from operator_app.registration.ledger import proxy_of
+from operator_app.store import Store
+
+HOSTNAME_TAKEN: Final = "HostnameTaken"
+"""The reason of a problem with a hostname that another proxy has; it ends with an event on the claim."""
+
+
+class Claims:
+    """Takes hostnames and gives them back. ``sink`` is told of claims that we deleted, as a watch would."""
+
+    def __init__(self, applier: Applier, store: Store, *, namespace: str, sink: Callable[[Deleted], object]) -> None:
+        self._applier = applier
+        self._store = store
+        self._namespace = namespace
+        self._sink = sink
+
+    async def take(self, hostname: str, proxy: Key, uid: str) -> Registration:
+        """Have ``hostname`` for the proxy with this UID, or say why not. Sends nothing when that is clear already."""
+        claim = _claim(proxy, uid)
+        plan = await self._applier.look(HOSTNAME_CLAIM, self._desired(hostname, proxy, uid), claim, ask_server=False)
+        result = await self._applier.carry_out(plan, claim)
+        problem = result.problem
+        if problem is not None and problem.reason == NAME_CONFLICT:
+            message = f"another proxy has the hostname {hostname}: choose another one, or wait until it is free"
+            problem = Problem(HOSTNAME_TAKEN, message, is_terminal=True)
+        return Registration(Change(result.outcome.value), problem, result.again_after_s)
+
+    def holds(self, hostname: str, uid: str) -> bool:
+        """Whether the proxy with this UID is known to have ``hostname``."""
+        live = self._store.get(HOSTNAME_CLAIM, Key(self._namespace, hostname))
+        return live is not None and holder_of(live) == uid
+
+    def holders(self, proxy: Key) -> frozenset[str]:
+        """UIDs of all lives of ``proxy`` that are known to have a hostname."""
+        return frozenset(map(holder_of, self._store.indexed(HOSTNAME_CLAIM, proxy)))
+
+    async def give_back(self, proxy: Key, uid: str, *, keep: str | None = None) -> None:
+        """Free every hostname that the proxy with this UID has, except ``keep``."""
+        for live in self._store.indexed(HOSTNAME_CLAIM, proxy):
+            if holder_of(live) == uid and live["spec"]["hostname"] != keep:
+                await self._applier.delete(HOSTNAME_CLAIM, live)
+                self._sink(Deleted(HOSTNAME_CLAIM, live))
+
+    def _desired(self, hostname: str, proxy: Key, uid: str) -> Object:
+        return {
+            "apiVersion": HOSTNAME_CLAIM.api_version,
+            "kind": HOSTNAME_CLAIM.kind,
+            "metadata": {
+                "name": hostname,
+                "namespace": self._namespace,
+                "labels": {LABEL_MANAGED_BY: FIELD_MANAGER},
+            },
+            "spec": {
+                "hostname": hostname,
+                "proxy": {"namespace": proxy.namespace, "name": proxy.name, "uid": uid},
+            },
+        }
+
+
+def holder_of(claim: Object) -> str:
+    """The UID of the proxy that has the hostname."""
+    uid: str = claim["spec"]["proxy"]["uid"]
+    return uid
+
+
+def _claim(proxy: Key, uid: str) -> Claim:
+    def standing(live: Object) -> Standing:
+        if holder_of(live) == uid:
+            return Standing.OURS
+        return Standing.PREVIOUS_LIFE if proxy_of(live) == proxy else Standing.FOREIGN
+
+    return Claim(standing, lambda live: {"uid": live["metadata"]["uid"]})

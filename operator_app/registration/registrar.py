@@ -1,0 +1,252 @@
+"""Registration as a round sees it: a claim on the hostname, an entry in the ledger, a record outside, in this order.
+
+Every step may be repeated and interrupted anywhere:
+
+* *To register*: claim the hostname; note it in the ledger, with whatever it replaces as retiring; publish it outside;
+  take back what is retiring; strike that out; free the claims on it; remember that the outside has confirmed.
+* *To deregister*: take back every name outside that the ledger knows; delete the entry; free the claims.
+
+So a name that stands outside is always in the ledger, a name in the ledger is always claimed, and both hold behind
+any crash. Once the outside has confirmed an entry it is not asked again, neither by later rounds nor after a restart,
+but by sweeps, which look for drift.
+
+What one registry does with a record does not belong here, nor does the time of the next round.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from operator_app.api import RecordState
+from operator_app.apply import Problem
+from operator_app.errors import OperatorError, TerminalError, TransientError
+from operator_app.kinds import Key
+from operator_app.registration import Change, Finding, Record, Registration, Registry
+from operator_app.registration.claims import Claims
+from operator_app.registration.ledger import IN_CLUSTER, Entry, Ledger, Name
+from operator_app.registration.patience import Patience
+
+log = structlog.get_logger(__name__)
+
+MANY_RETIRING: Final = 32
+"""From this many names on, the old ones are taken back before another is published: an entry holds 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """The outside registries by name, and the one for proxies that name none. ``in-cluster`` is always there."""
+
+    outside: Mapping[str, Registry]
+    default: str = IN_CLUSTER
+
+    def unknown(self, name: str) -> Problem | None:
+        """What is wrong with the name of a registry, if anything."""
+        if name == IN_CLUSTER or name in self.outside:
+            return None
+        message = f"there is no registry {name}; there are: {', '.join(sorted({IN_CLUSTER, *self.outside}))}"
+        return Problem("RegistryUnknown", message, is_terminal=True)
+
+
+class Registrar:
+    """Keeps proxies known. One instance for the operator; one call at a time for each proxy.
+
+    ``mono`` is a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        claims: Claims,
+        registries: Registries,
+        patience: Patience,
+        *,
+        mono: Callable[[], float],
+    ) -> None:
+        self._ledger = ledger
+        self._claims = claims
+        self._registries = registries
+        self._patience = patience
+        self._mono = mono
+
+    async def register(self, record: Record, registry: str | None = None, *, is_sweep: bool = False) -> Registration:
+        """Make ``record`` true in ``registry`` (by default the operator's). With ``is_sweep``, look for drift outside.
+
+        A failure of an outside registry is in the answer, with the time to come back. Raises the API server's errors.
+        """
+        name = registry or self._registries.default
+        unknown = self._registries.unknown(name)
+        if unknown is not None:
+            return Registration(Change.SKIPPED, unknown)
+        claim = await self._claim(record)
+        if claim.problem is not None:
+            # A name that is somebody else's is no reason to keep one that is declared no longer.
+            record = replace(record, hostname=None)
+        noted = await self._ledger.note(record, name, gone=await self._taken_back_early(record, name))
+        if noted.entry is None:
+            return noted.registration
+        published = await self._publish(noted.entry, record, name, is_sweep=is_sweep)
+        return _first_problem(claim, published, noted.registration)
+
+    async def observe(self, record: Record, registry: str | None = None, *, is_sweep: bool = False) -> Problem | None:
+        """What keeps ``record`` from being registered exactly so; ``None``: nothing. Writes nothing."""
+        name = registry or self._registries.default
+        unknown = self._registries.unknown(name)
+        if unknown is not None:
+            return unknown
+        problem = Problem("Paused", "spec.paused is set; the record waits")
+        if record.hostname is not None and not self._claims.holds(record.hostname, record.uid):
+            return problem
+        entry = await self._ledger.holding(record, name)
+        if entry is None:
+            return problem
+        if entry.published is None:
+            return None
+        if not entry.is_confirmed or (is_sweep and await self._has_drifted(entry.published, record)):
+            return problem
+        return None
+
+    async def deregister(self, proxy: Key, uid: str) -> None:
+        """Take back everything that this life of ``proxy`` has made known; when this returns, that is confirmed.
+
+        Of an orphaned record only what it had retired. Raises the registry's and the API server's errors; what could
+        be done before is done.
+        """
+        self._patience.forget(uid)
+        entry = await self._ledger.find(uid)
+        if entry is not None and entry.state is RecordState.ORPHANED:
+            await self._take_back(uid, entry.retiring)
+            await self._ledger.strike_out_retired(entry)
+            return
+        if entry is not None:
+            await self._take_back(uid, entry.names)
+            await self._ledger.forget(entry)
+        await self._claims.give_back(proxy, uid)
+
+    async def orphan(self, uid: str) -> None:
+        """Leave record and claim where they are, for good, although the proxy goes."""
+        await self._outlive(uid, RecordState.ORPHANED)
+
+    async def abandon(self, uid: str) -> None:
+        """Let the proxy go although its record could not be removed: the entry is kept, and worked off later."""
+        await self._outlive(uid, RecordState.ABANDONED)
+
+    def former_lives(self, proxy: Key, living: str | None) -> tuple[str, ...]:
+        """UIDs under the name of ``proxy``, other than ``living``, of which something is left to be removed."""
+        entries = self._ledger.of(proxy)
+        kept = {each.uid for each in entries if each.state is RecordState.ORPHANED}
+        unsettled = {each.uid for each in entries if each.uid not in kept or each.retiring}
+        return tuple(sorted((unsettled | (self._claims.holders(proxy) - kept)) - {living}))
+
+    async def _outlive(self, uid: str, state: RecordState) -> None:
+        self._patience.forget(uid)
+        entry = await self._ledger.find(uid)
+        if entry is not None:
+            await self._ledger.mark(entry, state)
+
+    async def _claim(self, record: Record) -> Registration:
+        if record.hostname is None:
+            return Registration(Change.UNCHANGED)
+        claim = await self._claims.take(record.hostname, record.proxy, record.uid)
+        orphans = (each for each in self._ledger.of(record.proxy) if each.state is RecordState.ORPHANED)
+        orphan = next((each for each in orphans if each.hostname == record.hostname), None)
+        if claim.problem is None or orphan is None:
+            return claim
+        message = (
+            f"an earlier proxy of this name was deleted with deletionPolicy Orphan and keeps the hostname "
+            f"{record.hostname}: choose another one, or have its ProxyRegistration proxy-{orphan.uid} deleted"
+        )
+        return replace(claim, problem=Problem("HostnameOrphaned", message, is_terminal=True))
+
+    async def _taken_back_early(self, record: Record, registry: str) -> frozenset[Name]:
+        """So that an entry never overflows, however often a hostname changes while its registry is down."""
+        wanted = Name(registry, record.hostname or "")
+        entry = next((each for each in self._ledger.of(record.proxy) if each.uid == record.uid), None)
+        left = frozenset() if entry is None else entry.retiring - {wanted}
+        if len(left) < MANY_RETIRING:
+            return frozenset()
+        await self._take_back(record.uid, left)
+        return left
+
+    async def _publish(self, entry: Entry, record: Record, registry: str, *, is_sweep: bool) -> Registration:
+        """Bring the outside to the entry. Its own failures become an answer, and a pause."""
+        published = Registration(Change.UNCHANGED)
+        if entry.retiring or not self._is_settled(entry) or is_sweep:
+            pause = self._patience.pause(record, now_mono=self._mono())
+            if pause is not None:
+                return pause
+            published, is_taken_back = await self._bring_outside(entry, record, is_sweep=is_sweep)
+            if published.problem is not None and entry.is_confirmed:
+                await self._ledger.doubt(entry)
+            if not is_taken_back:
+                return published
+        if entry.retiring:
+            entry = (await self._ledger.note(record, registry, gone=entry.retiring)).entry or entry
+        await self._claims.give_back(record.proxy, record.uid, keep=record.hostname)
+        if published.problem is None and not self._is_settled(entry):
+            await self._ledger.confirm(entry)
+        return published
+
+    def _is_settled(self, entry: Entry) -> bool:
+        """Whether nothing is to stand outside, or just that is confirmed."""
+        return entry.published is None or entry.is_confirmed
+
+    async def _bring_outside(self, entry: Entry, record: Record, *, is_sweep: bool) -> tuple[Registration, bool]:
+        """Publish, then take back what is retiring. Returns what became of the name, and whether the rest is gone."""
+        try:
+            published = await self._register_outside(entry, record, is_sweep=is_sweep)
+            await self._take_back(record.uid, entry.retiring)
+        except TransientError as error:
+            problem = Problem("RegistryError", str(error))
+            return self._patience.failed(record, problem, now_mono=self._mono(), asked_s=error.retry_after_s), False
+        except OperatorError as error:
+            reason = error.reason if isinstance(error, TerminalError) else "RegistryError"
+            problem = Problem(reason, str(error), is_terminal=True)
+            return self._patience.failed(record, problem, now_mono=self._mono()), False
+        if published.problem is not None:
+            asked_s = published.again_after_s
+            return self._patience.failed(record, published.problem, now_mono=self._mono(), asked_s=asked_s), True
+        self._patience.forget(record.uid)
+        return published, True
+
+    async def _register_outside(self, entry: Entry, record: Record, *, is_sweep: bool) -> Registration:
+        name = entry.published
+        if name is None or (entry.is_confirmed and not (is_sweep and await self._has_drifted(name, record))):
+            return Registration(Change.UNCHANGED)
+        return await self._registries.outside[name.registry].register(record)
+
+    async def _has_drifted(self, name: Name, record: Record) -> bool:
+        """Whether the outside shows something else than it had confirmed. A look that fails is no news."""
+        try:
+            finding = await self._registries.outside[name.registry].observe(record)
+        except OperatorError as error:
+            log.warning("observation_failed", proxy=str(record.proxy), registry=name.registry, error=str(error))
+            return False
+        if finding is not Finding.MATCHING:
+            log.warning("record_drifted", proxy=str(record.proxy), registry=name.registry, finding=finding.value)
+        return finding is not Finding.MATCHING
+
+    async def _take_back(self, uid: str, names: Iterable[Name]) -> None:
+        """Remove every name that can be removed; raise for the first that can't."""
+        trouble: OperatorError | None = None
+        for name in sorted(names):
+            try:
+                unknown = self._registries.unknown(name.registry)
+                if unknown is not None:
+                    sentence = f"{name.hostname} may still be published, and {unknown.message}"
+                    raise TerminalError(unknown.reason, sentence)
+                change = await self._registries.outside[name.registry].deregister(uid, name.hostname)
+                log.info("record_removed", uid=uid, **name._asdict(), change=change.value)
+            except OperatorError as error:
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
+
+
+def _first_problem(*steps: Registration) -> Registration:
+    """The first problem of several steps, the earliest wish to come back, and else the first change that was one."""
+    wishes = [each.again_after_s for each in steps if each.again_after_s is not None]
+    problem = next((each.problem for each in steps if each.problem is not None), None)
+    change = next((each.change for each in steps if each.change is not Change.UNCHANGED), Change.UNCHANGED)
+    return Registration(change, problem, min(wishes, default=None))
