@@ -93,11 +93,6 @@ class Settings(BaseSettings):
     powerdns_server_id: str = Field(
         "localhost", pattern=r"^[A-Za-z0-9._-]+$", description="PowerDNS's server id in its API"
     )
-    powerdns_operator_id: str = Field(
-        "default",
-        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
-        description="this operator's name in ownership records; operators that share a zone need different ones",
-    )
     powerdns_default_ttl_s: int = Field(
         300, ge=1, le=2_147_483_647, description="time to live of DNS records whose proxy names none"
     )

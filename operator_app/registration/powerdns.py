@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import httpx
+import structlog
 
 from operator_app.apply import Problem
 from operator_app.errors import ConfigurationError, InvalidError, TerminalError, TransientError
@@ -52,6 +53,8 @@ from operator_app.registration.dns import (
 )
 from operator_app.registration.powerdns_api import ApiKey, Content, Delete, Edit, PowerDnsApi, RecordSet, Replace
 from operator_app.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 MAX_CONNECTIONS: Final = 8
 """Requests at the same time. The server gives each a thread; more only waits inside the server instead of here."""
@@ -130,12 +133,14 @@ class PowerDnsRegistry:
     async def deregister(self, uid: str, hostname: str) -> Change:
         """See :class:`operator_app.registration.Registry`.
 
-        A hostname in none of the configured zones has no record here, so there is nothing to remove. A zone that the
-        server does not know (404) proves nothing, and raises.
+        A hostname that no configured zone can have was never registered under these settings: there is nothing to
+        remove, and a tenant's slip of the pen must not hold a proxy for ever. So take a zone out of the settings only
+        when no hostname is left in it. A zone that the server does not know (404) proves nothing, and raises.
         """
         try:
             place = place_of(hostname, self._zones)
-        except TerminalError:
+        except TerminalError as error:
+            log.warning("hostname_not_ours_to_remove", hostname=hostname, uid=uid, reason=error.reason)
             return Change.UNCHANGED
         seen = await self._look(place)
         if seen.is_free(place):
@@ -298,7 +303,7 @@ async def connect(settings: Settings) -> AsyncGenerator[PowerDnsRegistry]:
         api = PowerDnsApi(client, server_id=settings.powerdns_server_id, timeout_s=settings.powerdns_timeout_s)
         yield PowerDnsRegistry(
             api,
-            operator=settings.powerdns_operator_id,
+            operator=settings.operator_id,
             zones=zones,
             default_ttl_s=settings.powerdns_default_ttl_s,
         )

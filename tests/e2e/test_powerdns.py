@@ -35,6 +35,7 @@ from tests.e2e.powerdns.server import PowerDns, Row, Zone
 
 pytestmark = pytest.mark.anyio
 
+OPERATOR = "edge"
 TTL_S = 300
 TIMEOUT_S = 2.0
 ADDRESSES = [("203.0.113.7", "A"), ("2001:db8::7", "AAAA"), ("lb.example.net", "CNAME")]
@@ -51,14 +52,14 @@ def anyio_backend() -> str:
 def operator(powerdns: PowerDns, proxy: FaultyProxy, zone: Zone) -> Operator:
     """Makes a registry that writes the test's zone through the failing proxy; keywords change its settings."""
 
-    def make(name: str = "default", **settings: Any) -> AbstractAsyncContextManager[PowerDnsRegistry]:
+    def make(name: str = OPERATOR, **settings: Any) -> AbstractAsyncContextManager[PowerDnsRegistry]:
         return connect(
             Settings(
                 **{
                     "powerdns_url": proxy.url,
                     "powerdns_zones": (zone.name,),
                     "powerdns_api_key_file": powerdns.key_file,
-                    "powerdns_operator_id": name,
+                    "operator_id": name,
                     "powerdns_default_ttl_s": TTL_S,
                     "powerdns_timeout_s": TIMEOUT_S,
                     **settings,
@@ -71,7 +72,7 @@ def operator(powerdns: PowerDns, proxy: FaultyProxy, zone: Zone) -> Operator:
 
 @pytest.fixture
 async def registry(operator: Operator) -> AsyncIterator[PowerDnsRegistry]:
-    """The registry of the operator that is called default."""
+    """The registry of this operator."""
     async with operator() as registry:
         yield registry
 
@@ -94,7 +95,7 @@ def kind_of(address: str) -> str:
     return dict(ADDRESSES).get(address, "A")
 
 
-def pair(record: Record, *, operator: str = "default", ttl_s: int = TTL_S) -> set[Row]:
+def pair(record: Record, *, operator: str = OPERATOR, ttl_s: int = TTL_S) -> set[Row]:
     """The two records that a registered record is."""
     assert record.hostname is not None
     kind = kind_of(record.address)
@@ -286,10 +287,10 @@ async def test_a_strangers_address_at_the_apex_stays(registry: PowerDnsRegistry,
     [
         '"v=spf1 -all"',
         '"heritage=operator-app"',
-        '"heritage=operator-app" "operator=default" "uid={uid}" "proxy=team-a/checkout" "generation=03"',
-        '"heritage=operator-app operator=default uid={uid} proxy=team-a/checkout generation=3"',
+        '"heritage=operator-app" "operator=edge" "uid={uid}" "proxy=team-a/checkout" "generation=03"',
+        '"heritage=operator-app operator=edge uid={uid} proxy=team-a/checkout generation=3"',
         '"heritage=operator-app" "operator=other" "uid={uid}" "proxy=team-a/checkout" "generation=3"',
-        '"heritage=operator-app" "operator=default" "uid=another" "proxy=team-a/checkout" "generation=3"',
+        '"heritage=operator-app" "operator=edge" "uid=another" "proxy=team-a/checkout" "generation=3"',
     ],
 )
 async def test_an_ownership_that_is_not_exactly_ours_is_foreign(
@@ -401,7 +402,7 @@ async def test_of_several_claims_side_by_side_the_lowest_holds(
     ours, theirs = a_record(zone), a_record(zone, uid="theirs", address="203.0.113.8")
     both = [
         Ownership(name, each.uid, each.proxy, each.generation).content
-        for name, each in (("default", ours), ("other", theirs))
+        for name, each in ((OPERATOR, ours), ("other", theirs))
     ]
     assert ours.hostname is not None
     zone.put(f"_edge-owner.{ours.hostname}", "TXT", *both)
@@ -463,7 +464,7 @@ def _make_alias(zone: Zone, name: str) -> None:
 
 def _age_ownership(zone: Zone, name: str) -> None:
     older = a_record(zone, generation=1)
-    owner = Ownership("default", older.uid, older.proxy, older.generation).content
+    owner = Ownership(OPERATOR, older.uid, older.proxy, older.generation).content
     zone.put(f"_edge-owner.{name}", "TXT", owner, ttl_s=TTL_S)
 
 

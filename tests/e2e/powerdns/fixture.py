@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -17,9 +18,9 @@ def powerdns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PowerDns]:
         server = PowerDns(tmp_path_factory.mktemp("powerdns"))
     except NotInstalledError as error:
         pytest.skip(str(error))
-    server.start()
-    yield server
-    server.stop()
+    with closing(server):
+        server.start()
+        yield server
 
 
 @pytest.fixture

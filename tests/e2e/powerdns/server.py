@@ -35,10 +35,17 @@ class PowerDns:
         self.key_file.write_text(f"{self._api_key}\n")
         self.port, self.dns_port = _free_port(), _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        headers = {"X-API-Key": self._api_key}
+        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=10, trust_env=False, verify=False)  # noqa: S501 - no TLS here
         with sqlite3.connect(self._database) as database:
             database.executescript(SCHEMA.read_text())
         database.close()
         (folder / "pdns.conf").write_text(self._configuration())
+
+    def close(self) -> None:
+        """Stop it for good."""
+        self.stop()
+        self._client.close()
 
     @property
     def api_key(self) -> str:
@@ -77,14 +84,7 @@ class PowerDns:
 
     def api(self, method: str, path: str, body: object = None) -> Value:
         """One call of the API below the server's path, by hand; the decoded answer, or None where there is none."""
-        answer = httpx.request(
-            method,
-            f"{self.url}/api/v1/servers/localhost{path}",
-            headers={"X-API-Key": self._api_key},
-            json=body,
-            timeout=10,
-            trust_env=False,
-        )
+        answer = self._client.request(method, f"/api/v1/servers/localhost{path}", json=body)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
