@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -91,10 +91,7 @@ class Run:
 
 
 class Campaign:
-    """Everything that runs need, for as long as the block lasts. Not safe for threads.
-
-    ``report`` is told of progress, one line each.
-    """
+    """Everything that runs need, for as long as the block lasts. Not safe for threads."""
 
     def __init__(
         self,
@@ -102,13 +99,10 @@ class Campaign:
         kubeconfig: Path,
         audit: AuditLog,
         directory: Path,
-        *,
-        report: Callable[[str], None],
     ) -> None:
         self._admin = admin
         self._audit = audit
         self._directory = directory
-        self._report = report
         self._mirror = Mirror(admin)
         self._proxy = FaultProxy(kubeconfig, directory)
         self._operator = OperatorProcess(self._proxy.kubeconfig, directory / "operator.log")
@@ -166,8 +160,9 @@ class Campaign:
     def prepare(self, runs: Sequence[Run]) -> None:
         """Make the namespaces, the strangers in them, and converged proxies where the scenario wants one.
 
-        An operator must be running whose plan is not about these namespaces.
+        An operator must be running whose plan is not about these namespaces. What is prepared already is passed over.
         """
+        runs = [run for run in runs if not run.bystanders]
         self._runs += runs
         for run in runs:
             self._admin.create(

@@ -188,8 +188,7 @@ class FaultProxy:
                     case bytes():
                         await client.send(h11.Data(piece))
                     case Break.CUT:
-                        await client.reset()
-                        return
+                        return  # the connection is closed, though the body has not ended
                     case Break.SILENCE:
                         await anyio.sleep_forever()
                     case Break.END:

@@ -1,0 +1,75 @@
+"""``python -m tests.e2e.faults``: every fault at every point, on a control plane of its own.
+
+Shows progress, writes ``docs/reliability.md``, and ends with ``points tried: N, survived: M``; the exit code is 0 only
+if these are equal. What each operator logged is kept in a directory that is named when something did not survive.
+"""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.controlplane import BuildError, ControlPlane, StartError, ToolchainError
+from tests.e2e.faults.campaign import Campaign, Run
+from tests.e2e.faults.catalogue import everything
+from tests.e2e.faults.experiment import conduct
+from tests.e2e.faults.scenarios import SCENARIOS
+from tests.e2e.faults.table import counts, page
+from tests.e2e.kube import Kube, apply_manifest
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
+
+ROOT: Final = Path(__file__).parents[3]
+PAGE: Final = ROOT / "docs" / "reliability.md"
+QUIET_S: Final = 20.0
+SWEEP_INTERVAL_S: Final = 6.0
+RECORDINGS: Final = 3
+
+
+def main() -> int:
+    """Run everything; the exit code."""
+    begun_mono = time.monotonic()
+
+    def report(line: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - begun_mono), 60)
+        print(f"{minutes:2d}:{seconds:02d} {line}", flush=True)
+
+    directory = Path(tempfile.mkdtemp(prefix="operator-app-faults-"))
+    try:
+        runs = _experiment(directory, report)
+    except (BuildError, StartError, ToolchainError) as error:
+        print(f"faults: {error}", file=sys.stderr)
+        return 1
+    PAGE.write_text(page(runs, quiet_s=QUIET_S), encoding="utf-8")
+    for run in runs:
+        if not run.is_struck:
+            report(f"not reached: {run}")
+        elif not run.has_survived:
+            report(f"FAILED: {run}: {'; '.join(run.problems) or 'it never came to rest'}")
+    tried, survived = counts(runs)
+    if tried == survived:
+        shutil.rmtree(directory)
+    else:
+        report(f"logs are in {directory}")
+    print(f"points tried: {tried}, survived: {survived}")
+    return 0 if tried == survived else 1
+
+
+def _experiment(directory: Path, report: Callable[[str], None]) -> list[Run]:
+    manifests = ROOT / "manifests"
+    crds = sorted((manifests / "crd").glob("*.yaml"))
+    with ControlPlane(crds=crds, report=report) as control_plane, Kube(control_plane.kubeconfig) as admin:
+        for name in ("namespace.yaml", "service-account.yaml", "rbac.yaml"):
+            apply_manifest(admin, manifests / "base" / name)
+        kubeconfig = control_plane.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
+        with Campaign(admin, kubeconfig, control_plane.audit(), directory) as campaign:
+            report(f"recording the points of {len(SCENARIOS)} undisturbed scenarios")
+            catalogue = everything(campaign.record(SCENARIOS, times=RECORDINGS))
+            report(f"{len(catalogue)} runs to make")
+            return conduct(campaign, catalogue, quiet_s=QUIET_S, sweep_interval_s=SWEEP_INTERVAL_S, report=report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

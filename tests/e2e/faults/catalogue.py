@@ -1,0 +1,123 @@
+"""Which runs there are: every applicable fault at every point of every scenario. Pure.
+
+Runs are grouped by how they have to be conducted, because a fault may be felt by others: an event that is hidden only
+comes to light by a sweep, a stream that breaks does so for everybody, and a kill ends the operator.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.e2e.faults.campaign import Run
+from tests.e2e.faults.mirror import KINDS
+from tests.e2e.faults.plan import BREAKING, KILLS, FaultKind, Point, applicable
+from tests.e2e.faults.scenarios import SCENARIOS, Scenario
+
+SWEPT: Final = frozenset({FaultKind.INVALID, FaultKind.HIDE, FaultKind.REPLAY})
+"""Faults after which the operator is rightly content, or rightly stalled, until its next sweep."""
+
+
+@dataclass(slots=True)
+class Catalogue:
+    """Runs by how they are conducted.
+
+    ``alone``: felt by one proxy only. ``swept``: the same, healed by a sweep. ``breaking``: a stream breaks.
+    ``kills``: the operator is killed. ``starts``: its lists and the opening of its watches go wrong when it starts.
+    """
+
+    alone: list[Run] = field(default_factory=list)
+    swept: list[Run] = field(default_factory=list)
+    breaking: list[Run] = field(default_factory=list)
+    kills: list[Run] = field(default_factory=list)
+    starts: list[Run] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.groups()))
+
+    def groups(self) -> tuple[list[Run], ...]:
+        """All groups, in the order in which they are conducted."""
+        return (self.alone, self.swept, self.breaking, self.kills, self.starts)
+
+    def runs(self) -> list[Run]:
+        """All runs."""
+        return [run for group in self.groups() for run in group]
+
+    def add(self, run: Run) -> None:
+        """Put a run where it belongs."""
+        assert run.kind is not None
+        assert run.point is not None
+        if run.point.verb in ("list", "watch"):
+            self.starts.append(run)
+        elif run.kind in KILLS:
+            self.kills.append(run)
+        elif run.kind in BREAKING:
+            self.breaking.append(run)
+        elif run.kind in SWEPT:
+            self.swept.append(run)
+        else:
+            self.alone.append(run)
+
+
+def everything(points: Mapping[str, Iterable[Point]]) -> Catalogue:
+    """Every fault at every point; ``points`` are those of undisturbed runs, by scenario."""
+    catalogue = Catalogue()
+    for scenario in SCENARIOS:
+        for point in points[scenario.name]:
+            for kind in applicable(point):
+                catalogue.add(Run(scenario, kind, point))
+    for run in starts():
+        catalogue.add(run)
+    return catalogue
+
+
+def starts() -> Iterable[Run]:
+    """Every fault at the first list and the first watch of every kind, while work of every scenario waits."""
+    number = 0
+    for verb in ("list", "watch"):
+        for kind in applicable(Point(verb, "")):
+            for each in KINDS:
+                yield Run(SCENARIOS[number % len(SCENARIOS)], kind, Point(verb, each.kind))
+                number += 1
+
+
+def waves(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs that break streams, so that no two of a wave break the same one, and all of a wave do it the same way."""
+    lines: defaultdict[tuple[FaultKind | None, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        assert run.point is not None
+        lines[run.kind, run.point.kind].append(run)
+    by_fault: defaultdict[FaultKind | None, list[list[Run]]] = defaultdict(list)
+    for (fault, _), line in lines.items():
+        by_fault[fault].append(line)
+    return [
+        [line[index] for line in same if index < len(line)]
+        for same in by_fault.values()
+        for index in range(max(map(len, same)))
+    ]
+
+
+def batches(runs: list[Run], size: int) -> list[list[Run]]:
+    """``runs`` in equal parts of at most ``size``, each of them a mixture of everything."""
+    parts = -(-len(runs) // size)
+    return [runs[part::parts] for part in range(parts)]
+
+
+def again(run: Run) -> Run:
+    """The same run in another namespace."""
+    return Run(run.scenario, run.kind, run.point)
+
+
+def a_slice(points: Mapping[str, Iterable[Point]], scenarios: Iterable[Scenario]) -> Catalogue:
+    """A fixed part of everything that takes less than a minute: each fault once for each of ``scenarios``.
+
+    Each fault moves one point further than the fault before it, so that together they cover many points.
+    """
+    catalogue = Catalogue()
+    for scenario in scenarios:
+        known = list(points[scenario.name])
+        for number, kind in enumerate(FaultKind):
+            fitting = [point for point in known if kind in applicable(point)]
+            if fitting:
+                catalogue.add(Run(scenario, kind, fitting[number % len(fitting)]))
+    return catalogue

@@ -1,0 +1,78 @@
+"""The result of a campaign as a page for people: ``docs/reliability.md``. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tests.e2e.faults.campaign import Run
+from tests.e2e.faults.plan import FaultKind
+from tests.e2e.faults.scenarios import SCENARIOS
+
+START: Final = "start of the operator, with work of every scenario waiting"
+
+_HEAD: Final = """\
+# Reliability: every fault at every point
+
+Written by `make faults`; do not edit. How it is done is in [ADR 9](adr/0009-fault-injection.md).
+
+A point is one request of the operator, or one event of its watches, in an undisturbed run of a scenario. At every point
+every fault was made to happen that an API server, a network or a kernel can cause there, in a namespace of its own.
+*Survived* means, in the end and for at least {quiet_s:g} quiet seconds after it:
+
+- the declared state holds, value by value, and the status says of it what is true, for the right generation;
+- there is one of everything, and no object was made more often than the scenario calls for, by UID;
+- no orphan is left in the namespace or the registry;
+- no byte of a stranger's object was changed, and a stranger's annotations on the children are still there;
+- the operator wrote to nothing else, wrote nothing that had no effect (but where an answer was lost, it may ask again),
+  and wrote nothing at all any more.
+
+**points tried: {tried}, survived: {survived}**
+"""
+
+
+def counts(runs: Iterable[Run]) -> tuple[int, int]:
+    """How many faults struck, and how many of these runs survived."""
+    struck = [run for run in runs if run.is_struck]
+    return len(struck), sum(run.has_survived for run in struck)
+
+
+def page(runs: Sequence[Run], *, quiet_s: float) -> str:
+    """The whole page. A fault that found nothing to strike was not tried, and is shown as such."""
+    tried, survived = counts(runs)
+    sections: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        sections[_section(run)].append(run)
+    names = [name for name in (*(each.name for each in SCENARIOS), START) if name in sections]
+    parts = [_HEAD.format(quiet_s=quiet_s, tried=tried, survived=survived)]
+    parts.append(_table(("scenario", "points tried", "survived"), [(name, *counts(sections[name])) for name in names]))
+    kinds = [(kind.value, *counts(run for run in runs if run.kind is kind)) for kind in FaultKind]
+    parts.append(_table(("fault", "points tried", "survived"), kinds))
+    for name in names:
+        parts += [f"## {name[0].upper()}{name[1:]}\n", _points(sections[name])]
+    return "\n".join(parts)
+
+
+def _section(run: Run) -> str:
+    assert run.point is not None
+    return START if run.point.verb in ("list", "watch") else run.scenario.name
+
+
+def _points(runs: Sequence[Run]) -> str:
+    kinds = [kind for kind in FaultKind if any(run.kind is kind for run in runs)]
+    rows: defaultdict[str, dict[FaultKind, str]] = defaultdict(dict)
+    for run in sorted(runs, key=lambda each: each.point or ()):
+        assert run.kind is not None
+        rows[str(run.point)][run.kind] = _cell(run)
+    table = [(name, *(cells.get(kind, "") for kind in kinds)) for name, cells in rows.items()]
+    return _table(("point", *(kind.value for kind in kinds)), table)
+
+
+def _cell(run: Run) -> str:
+    if not run.is_struck:
+        return "not reached"
+    return "survived" if run.has_survived else "**FAILED**"
+
+
+def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

@@ -1,0 +1,264 @@
+"""Faults do what they say, and the operator survives a fixed slice of them; ``make faults`` tries every point.
+
+The first half holds the two carriers to their vocabulary, since a fault that does not happen proves nothing.
+"""
+
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import pytest
+
+from operator_app.answers import Page, WatchEvent
+from operator_app.cluster import Cluster
+from operator_app.errors import (
+    ConflictError,
+    GoneError,
+    InvalidError,
+    OperatorError,
+    ThrottledError,
+    TransientError,
+    UndecodableError,
+)
+from operator_app.kinds import CONFIG_MAP, Key, Object
+from tests.e2e.controlplane import AuditLog
+from tests.e2e.faults.answers import DELAY_S, RETRY_AFTER_S
+from tests.e2e.faults.campaign import Campaign, Run
+from tests.e2e.faults.catalogue import Catalogue
+from tests.e2e.faults.experiment import conduct
+from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.mirror import KINDS
+from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
+from tests.e2e.faults.proxy import FaultProxy
+from tests.e2e.faults.scenarios import SCENARIOS
+from tests.e2e.faults.transport import FaultyTransport
+from tests.e2e.kube import Kube
+
+pytestmark = pytest.mark.anyio
+
+Carrier = Callable[[Plan], AbstractAsyncContextManager[Cluster]]
+
+FIRST, EDIT, LOSS, DRIFT, DELETION, RE_CREATION = SCENARIOS
+QUIET_S: Final = 3.0
+IDLE_S: Final = 1.0
+
+SLICE: Final = (
+    (FIRST, FaultKind.RESET, Point("apply", "ConfigMap")),
+    (FIRST, FaultKind.LOST_ANSWER, Point("apply", "Deployment")),
+    (FIRST, FaultKind.DELAY, Point("apply", "ProxyRegistration")),
+    (FIRST, FaultKind.CONFLICT, Point("apply", "EnvoyProxy")),
+    (FIRST, FaultKind.THROTTLED, Point("get", "Service")),
+    (FIRST, FaultKind.UNAVAILABLE, Point("apply", "EnvoyProxy", "status")),
+    (EDIT, FaultKind.LOST_ANSWER, Point("apply", "EnvoyProxy", "status")),
+    (EDIT, FaultKind.CONFLICT, Point("apply", "Deployment")),
+    (LOSS, FaultKind.LOST_ANSWER, Point("apply", "Service")),
+    (LOSS, FaultKind.BROKEN, Point("create", "Event")),
+    (DRIFT, FaultKind.RESET, Point("apply", "Service")),
+    (DELETION, FaultKind.LOST_ANSWER, Point("delete", "ProxyRegistration")),
+    (DELETION, FaultKind.CONFLICT, Point("apply", "EnvoyProxy")),
+    (RE_CREATION, FaultKind.LOST_ANSWER, Point("apply", "EnvoyProxy", n=2)),
+    (FIRST, FaultKind.INVALID, Point("apply", "Deployment")),
+    (FIRST, FaultKind.HIDE, Point("event", "EnvoyProxy")),
+    (RE_CREATION, FaultKind.REPLAY, Point("event", "EnvoyProxy", n=3)),
+    (DELETION, FaultKind.REPLAY, Point("event", "Deployment")),
+    (FIRST, FaultKind.CUT, Point("event", "EnvoyProxy")),
+    (LOSS, FaultKind.CUT, Point("event", "Deployment")),
+    (DELETION, FaultKind.GONE_IN_STREAM, Point("event", "EnvoyProxy", n=2)),
+    (DRIFT, FaultKind.GONE_IN_STREAM, Point("event", "Service")),
+    (DRIFT, FaultKind.HALF_OPEN, Point("event", "ConfigMap")),
+    (EDIT, FaultKind.KILL_BEFORE, Point("apply", "Service")),
+    (DELETION, FaultKind.KILL_BEHIND, Point("delete", "ProxyRegistration")),
+    (RE_CREATION, FaultKind.KILL_BEHIND, Point("apply", "EnvoyProxy", n=2)),
+    *((each, FaultKind.OLD_LIST, Point("list", kind.kind)) for each, kind in zip(SCENARIOS[1:], KINDS, strict=True)),
+)  # fmt: skip
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The operator runs on asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(params=["transport", "proxy"])
+def carrier(request: pytest.FixtureRequest, operator_kubeconfig: Path, tmp_path: Path) -> Carrier:
+    """A way to be connected as the operator while a plan is carried out."""
+
+    @asynccontextmanager
+    async def inside(plan: Plan) -> AsyncGenerator[Cluster]:
+        wrapper = partial(FaultyTransport, ledger=Ledger(plan, lambda _: None))
+        async with Cluster.connect(
+            user_agent="test", kubeconfig=operator_kubeconfig, transport_wrapper=wrapper
+        ) as cluster:
+            yield cluster
+
+    @asynccontextmanager
+    async def outside(plan: Plan) -> AsyncGenerator[Cluster]:
+        proxy = await anyio.to_thread.run_sync(FaultProxy(operator_kubeconfig, tmp_path).__enter__)
+        try:
+            proxy.use(plan, lambda _: None)
+            async with Cluster.connect(user_agent="test", kubeconfig=proxy.kubeconfig) as cluster:
+                yield cluster
+        finally:
+            await anyio.to_thread.run_sync(proxy.__exit__, None, None, None)
+
+    return inside if request.param == "transport" else outside
+
+
+def a_config_map(namespace: str, text: str = "one") -> Object:
+    """Something that the operator's identity may write."""
+    metadata = {"namespace": namespace, "name": "thing"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"text": text}}
+
+
+def plan_of(kind: FaultKind, point: Point, about: str = "") -> Plan:
+    """A plan of one fault."""
+    return Plan((Fault("it", kind, point, about),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "is_done"),
+    [
+        (FaultKind.RESET, TransientError, False),
+        (FaultKind.LOST_ANSWER, TransientError, True),
+        (FaultKind.DELAY, None, True),
+        (FaultKind.CONFLICT, ConflictError, False),
+        (FaultKind.INVALID, InvalidError, False),
+        (FaultKind.THROTTLED, ThrottledError, False),
+        (FaultKind.BROKEN, TransientError, False),
+        (FaultKind.UNAVAILABLE, TransientError, False),
+    ],
+)
+async def test_a_write_meets_the_fault_once_and_is_carried_out_or_not(
+    carrier: Carrier, namespace: str, kind: FaultKind, error: type[OperatorError] | None, *, is_done: bool
+) -> None:
+    """The n-th matching write, and only that one, fails the way the plan says, behind or before the API server."""
+    begun_mono = anyio.current_time()
+    async with carrier(plan_of(kind, Point("apply", "ConfigMap", n=2), namespace)) as cluster:
+        await cluster.apply(CONFIG_MAP, a_config_map(namespace), force=False)
+        failed: OperatorError | None = None
+        try:
+            await cluster.apply(CONFIG_MAP, a_config_map(namespace, "two"), force=False)
+        except OperatorError as caught:
+            failed = caught
+        live = await cluster.get(CONFIG_MAP, Key(namespace, "thing"))
+        await cluster.apply(CONFIG_MAP, a_config_map(namespace, "three"), force=False)
+
+    assert type(failed) is (error or type(None))
+    assert live is not None
+    assert live["data"] == {"text": "two" if is_done else "one"}
+    if isinstance(failed, ThrottledError):
+        assert failed.retry_after_s == RETRY_AFTER_S
+    if kind is FaultKind.DELAY:
+        assert anyio.current_time() - begun_mono >= 2 * DELAY_S
+
+
+async def listed(cluster: Cluster, namespace: str) -> Page:
+    """The only page of the ConfigMaps that have our label."""
+    async with aclosing(cluster.list(CONFIG_MAP, namespace=namespace)) as pages:
+        return await anext(pages)
+
+
+async def test_a_list_can_be_refused_as_gone_and_answered_with_old_data(
+    carrier: Carrier, admin: Kube, namespace: str
+) -> None:
+    """410 comes once; an old list is the first one that was given, whole and with its resourceVersion."""
+    gone = Fault("gone", FaultKind.GONE, Point("list", "ConfigMap", n=2))
+    old = Fault("old", FaultKind.OLD_LIST, Point("list", "ConfigMap", n=3))
+    async with carrier(Plan((gone, old))) as cluster:
+        first = await listed(cluster, namespace)
+        await anyio.to_thread.run_sync(admin.create, CONFIG_MAP, a_config_map(namespace))
+        with pytest.raises(GoneError):
+            await listed(cluster, namespace)
+        assert await listed(cluster, namespace) == first
+        now = await listed(cluster, namespace)
+    assert len(now.items) == len(first.items) + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "errors"),
+    [
+        (FaultKind.HIDE, ["one", "three"], ()),
+        (FaultKind.REPLAY, ["one", "two", "one", "two", "three"], ()),
+        (FaultKind.CUT, ["one"], (UndecodableError, TransientError)),
+        (FaultKind.HALF_OPEN, ["one"], (TransientError,)),
+        (FaultKind.GONE_IN_STREAM, ["one"], (GoneError,)),
+    ],
+)
+async def test_an_event_meets_the_fault(
+    carrier: Carrier,
+    admin: Kube,
+    namespace: str,
+    kind: FaultKind,
+    texts: list[str],
+    errors: tuple[type[OperatorError], ...],
+) -> None:
+    """The second event about the namespace is hidden, doubled with all before it, or the stream's last."""
+    seen: list[WatchEvent] = []
+    failed: OperatorError | None = None
+    async with carrier(plan_of(kind, Point("event", "ConfigMap", n=2), namespace)) as cluster:
+        version = (await listed(cluster, namespace)).resource_version
+        stored = await anyio.to_thread.run_sync(admin.create, CONFIG_MAP, a_config_map(namespace))
+        for text in ("two", "three"):
+            change: Any = {"data": {"text": text}}
+            await anyio.to_thread.run_sync(admin.patch, CONFIG_MAP, Key(namespace, stored["metadata"]["name"]), change)
+        try:
+            async with cluster.watch(
+                CONFIG_MAP, resource_version=version, timeout_s=1, idle_timeout_s=3 * IDLE_S, namespace=namespace
+            ) as events:
+                async for event in events:
+                    if event.object["metadata"].get("name") == "thing":
+                        seen.append(event)  # noqa: PERF401 - what was seen before an error counts
+        except OperatorError as caught:
+            failed = caught
+
+    assert type(failed) in (errors or (type(None),))
+    assert [event.object["data"]["text"] for event in seen] == texts
+
+
+def report(line: str) -> None:
+    """Shown with a failure."""
+    print(time.strftime("%X"), line, file=sys.stderr)
+
+
+@pytest.fixture
+def campaign(admin: Kube, operator_kubeconfig: Path, audit: AuditLog, tmp_path: Path) -> Campaign:
+    """A campaign that has not begun."""
+    return Campaign(admin, operator_kubeconfig, audit, tmp_path)
+
+
+@pytest.mark.timeout(240)
+def test_a_fixed_slice_of_all_points_is_survived(campaign: Campaign) -> None:
+    """Every kind of fault, over every scenario: converged, one of everything, nothing foreign touched, then quiet."""
+    catalogue = Catalogue()
+    for scenario, kind, point in SLICE:
+        catalogue.add(Run(scenario, kind, point))
+    with campaign:
+        campaign.operate()
+        runs = conduct(campaign, catalogue, quiet_s=QUIET_S, sweep_interval_s=2, report=report)
+    assert [str(run) for run in runs if not run.is_struck] == []
+    assert {str(run): run.problems for run in runs if not run.has_survived} == {}
+    assert len(runs) == len(SLICE)
+
+
+def test_a_deletion_that_no_watch_tells_of_ends_the_writing(campaign: Campaign) -> None:
+    """Of a proxy or a record that has gone unseen, the first refusal is enough: it takes no sweep to be quiet."""
+    runs = [
+        Run(DELETION, FaultKind.HIDE, Point("event", "EnvoyProxy", n=2)),
+        Run(DELETION, FaultKind.HIDE, Point("event", "ProxyRegistration")),
+    ]
+    with campaign:
+        campaign.operate()
+        campaign.prepare(runs)
+        campaign.operate(Plan(tuple(run.fault for run in runs)))
+        for run in runs:
+            campaign.act(run)
+        campaign.settle(runs)
+        campaign.pass_time(QUIET_S, runs)
+        campaign.judge()
+    assert all(run.is_struck for run in runs)
+    assert {str(run): run.problems for run in runs if not run.has_survived} == {}
