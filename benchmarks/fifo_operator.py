@@ -1,0 +1,15 @@
+"""The operator with one lane for everybody and no priorities, to compare with: ``-m benchmarks.fifo_operator run``."""
+
+import sys
+from unittest import mock
+
+from operator_app import app
+from operator_app.__main__ import main
+from operator_app.workqueue import Priority
+
+if __name__ == "__main__":
+    with (
+        mock.patch.object(app.Operator, "_tenant", return_value="everybody"),
+        mock.patch.object(app, "_priority", return_value=Priority.REPAIR),
+    ):
+        sys.exit(main())
