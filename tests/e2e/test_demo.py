@@ -15,7 +15,7 @@ import pytest
 from operator_app.kinds import NAMESPACE, Key
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.build import built_binary, cache_directory
-from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, kind_of, kubeconfig_context
+from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, kind_of, kubeconfig_context, wait_until
 from tests.e2e.node import StandInNode
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 from tests.e2e.stage import CRDS, IDENTITY, objects_in
@@ -122,6 +122,47 @@ def test_the_demo_ends_cleanly_when_it_is_interrupted() -> None:
     assert demo.returncode == 130, said
     assert said.strip() == "demo: interrupted; everything that was started is stopped"
     assert not api_server_answers(port_in(output))
+
+
+def test_the_demo_leaves_nothing_running_when_it_is_killed() -> None:
+    """After ``kill -9`` the control plane, the node and the operator end by themselves."""
+    with subprocess.Popen([*DEMO], cwd=ROOT, env=environment({}), stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        output = ""
+        for line in demo.stdout:
+            output += line
+            if "applied:" in line:
+                break
+        started = descendants(demo.pid)
+        assert any("leashed_operator" in command for command in started.values()), started
+        demo.kill()
+
+    assert demo.returncode == -signal.SIGKILL
+    wait_until(lambda: not still_running(started), 40, f"the end of {started}")
+    # A process that is gone from the list may still be closing its sockets.
+    wait_until(lambda: not api_server_answers(port_in(output)), 10, "the API server to be gone")
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Command lines of all processes below ``pid``, by process id."""
+    listed = subprocess.run(("ps", "-eo", "pid=,ppid=,args="), capture_output=True, text=True, check=True).stdout
+    rows = [
+        (int(number), int(parent), command)
+        for number, parent, command in (r.split(None, 2) for r in listed.splitlines())
+    ]
+    found: dict[int, str] = {}
+    wanted = {pid}
+    while new := {number: command for number, parent, command in rows if parent in wanted and number not in found}:
+        found |= new
+        wanted = set(new)
+    return found
+
+
+def still_running(processes: Mapping[int, str]) -> dict[int, str]:
+    """Those that run under the same command line as before, so that a reused number does not count."""
+    listed = subprocess.run(("ps", "-eo", "pid=,args="), capture_output=True, text=True, check=True).stdout
+    now = {int(number): command for number, command in (row.split(None, 1) for row in listed.splitlines())}
+    return {number: command for number, command in processes.items() if now.get(number) == command}
 
 
 @pytest.mark.timeout(300)  # the garbage collector learns of the new kinds within 30 s, and Pods drain for 30 s
