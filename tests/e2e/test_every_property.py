@@ -1,0 +1,148 @@
+"""Every property of the API, walked: each value converges, is idempotent and valid, and the way back leads home."""
+
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from operator_app.crd import crds
+from operator_app.envoy import CONFIG_FILE
+from operator_app.kinds import CONFIG_MAP, ENVOY_PROXY, FIELD_MANAGER, Key, Kind, Object, key_of
+from operator_app.ownership import differences
+from tests import api_cases
+from tests.e2e.kube import Kube
+from tests.e2e.node.container import ENVOY
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import (
+    CONVERGE_TIMEOUT_S,
+    Family,
+    declared_children,
+    family,
+    holds,
+    wait_reconciled,
+)
+from tests.property_walk import UNREACHABLE, Property, Step, properties, trail, unexercised
+
+SCHEMA: Final[Object] = crds()[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+BASE: Final[Object] = api_cases.proxy()["spec"] | {"replicas": 0}
+"""Uses nearly every field. Without Pods, so that a hundred rollouts cost nothing; ``replicas`` has its own trail."""
+
+TRAILS: Final[dict[str, tuple[Step, ...]]] = {str(prop): trail(prop, BASE) for prop in properties(SCHEMA)}
+WALKERS: Final = 6
+"""Proxies that are edited at the same time; the API server is what limits."""
+
+REPEATS: Final = 5
+"""How often a repeated apply may be tried, should a controller write a child's status in between."""
+
+
+def test_the_walk_leaves_out_nothing_of_the_schema() -> None:
+    """Each property is set, changed, absent where it may be, at its bounds, and at each of its choices."""
+    specs = [BASE, *(step.spec for steps in TRAILS.values() for step in steps)]
+    assert set(unexercised(SCHEMA, specs)) == UNREACHABLE
+
+
+def test_a_property_that_the_walk_does_not_know_is_noticed() -> None:
+    """A field that is new to the schema fails the walk, whether or not its values can be guessed."""
+    specs = [BASE, *(step.spec for steps in TRAILS.values() for step in steps)]
+    fresh = {"type": "integer", "minimum": 1, "maximum": 9}
+    grown = SCHEMA | {"properties": SCHEMA["properties"] | {"fresh": fresh}}
+    assert "fresh: not two values" in unexercised(grown, specs)
+    with pytest.raises(LookupError):
+        trail(Property(("fresh",), {"type": "string"}, is_required=False), BASE)
+
+
+@pytest.mark.timeout(400)
+def test_every_property_converges_and_comes_back(
+    admin: Kube, namespace: str, running_operator: OperatorProcess, tmp_path: Path
+) -> None:
+    """At each step the children hold, a second apply is a no-op and Envoy accepts; the way back restores everything."""
+    with ThreadPoolExecutor(WALKERS) as walkers:
+        walks = {
+            name: walkers.submit(_walk, admin, Key(namespace, f"p{number}"), steps)
+            for number, (name, steps) in enumerate(TRAILS.items())
+        }
+    configs: dict[str, str] = {}
+    for walk in walks.values():
+        configs |= walk.result()
+    assert running_operator.metric("operator_app_drift_repaired_total") == 0, "an edit of the spec is no drift"
+
+    with ThreadPoolExecutor(2) as validators:
+        refused = dict(zip(configs.values(), validators.map(_refusal, configs, [tmp_path] * len(configs)), strict=True))
+    assert {what: error for what, error in refused.items() if error} == {}
+
+
+def _walk(admin: Kube, key: Key, steps: tuple[Step, ...]) -> dict[str, str]:
+    """Take one proxy along a trail; returns each configuration with the first step that led to it."""
+    proxy = api_cases.proxy(key.name, key.namespace)
+    admin.create(ENVOY_PROXY, proxy | {"spec": BASE})
+    first = _at_rest(admin, key, "base")
+    configs = {first.children[CONFIG_MAP]["data"][CONFIG_FILE]: "base"}
+    now = first
+    for step in steps:
+        admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": step.spec}], patch_type="json")
+        now = _at_rest(admin, key, step.what)
+        configs.setdefault(now.children[CONFIG_MAP]["data"][CONFIG_FILE], step.what)
+        assert now.uids == first.uids, step.what
+    for kind, child in first.children.items():
+        assert _substance(now.children[kind]) == _substance(child), f"the way back of {steps[0].what}: {kind}"
+    assert now.record["spec"] | {"generation": 0} == first.record["spec"] | {"generation": 0}
+    admin.delete(ENVOY_PROXY, key)
+    return configs
+
+
+def _at_rest(admin: Kube, key: Key, what: str) -> Family:
+    """Everything of a proxy once it is reconciled, after checking it."""
+    wait_reconciled(admin, key)
+    admin.wait_until(ENVOY_PROXY, key, _has_spoken, CONVERGE_TIMEOUT_S)
+    found = family(admin, key)
+    for kind, declared in declared_children(found.proxy).items():
+        assert differences(declared, found.children[kind]) == (), f"{what}: {kind}"
+        assert _is_idempotent(admin, kind, declared), f"{what}: a second apply changes the {kind}"
+    if holds("Registered")(found.proxy):
+        metadata = found.proxy["metadata"]
+        assert found.record["spec"]["generation"] == metadata["generation"], what
+        assert found.record["spec"]["proxy"]["uid"] == metadata["uid"], what
+    return found
+
+
+def _has_spoken(proxy: Object) -> bool:
+    """The status is about this generation, and says whether it is registered."""
+    generation = proxy["metadata"]["generation"]
+    conditions = {each["type"]: each for each in proxy["status"]["conditions"]}
+    return all(conditions[each]["observedGeneration"] == generation for each in ("Reconciled", "Registered", "Ready"))
+
+
+def _is_idempotent(admin: Kube, kind: Kind, declared: Object) -> bool:
+    """Whether an apply of what is declared leaves the resourceVersion alone."""
+    for _ in range(REPEATS):
+        before = admin.get(kind, key_of(declared))
+        pinned = declared | {"metadata": declared["metadata"] | {"uid": before["metadata"]["uid"]}}
+        after = admin.apply(kind, pinned, field_manager=FIELD_MANAGER, force=True)
+        if after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _substance(child: Object) -> Object:
+    """All of a child that writers put there: no status, no versions, and no bookkeeping of controllers."""
+    metadata = child["metadata"]
+    annotations = {
+        name: value
+        for name, value in metadata.get("annotations", {}).items()
+        if not name.startswith("deployment.kubernetes.io")
+    }
+    kept = {name: metadata[name] for name in ("name", "uid", "labels", "ownerReferences")}
+    return {name: child.get(name) for name in ("spec", "data")} | {"metadata": kept | {"annotations": annotations}}
+
+
+def _refusal(config: str, directory: Path) -> str | None:
+    """What real Envoy has against a configuration."""
+    file = directory / f"{hash(config)}.json"
+    file.write_text(config)
+    command = [str(ENVOY), "--mode", "validate", "-l", "warning", "-c", str(file)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.stderr[-1000:] if done.returncode else None
