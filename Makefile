@@ -75,6 +75,10 @@ e2e: $(STAMP) ## End-to-end tests on a real API server; ARGS="-k drift -x" goes 
 test: $(STAMP) ## Unit and end-to-end tests in one run
 	@$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit tests/e2e $(ARGS)
 
+.PHONY: faults
+faults: $(STAMP) ## Every fault at every point, a quarter of an hour; writes docs/reliability.md
+	@$(BIN)/python -m tests.e2e.faults
+
 .PHONY: demo
 demo: $(STAMP) ## A local API server, the operator and a sample proxy, shown and stopped again
 	@$(BIN)/python -m tests.e2e.demo $(ARGS)

@@ -243,6 +243,7 @@ def test_a_fixed_slice_of_all_points_is_survived(campaign: Campaign) -> None:
     assert [str(run) for run in runs if not run.is_struck] == []
     assert {str(run): run.problems for run in runs if not run.has_survived} == {}
     assert len(runs) == len(SLICE)
+    assert campaign.complaints == []
 
 
 def test_a_deletion_that_no_watch_tells_of_ends_the_writing(campaign: Campaign) -> None:

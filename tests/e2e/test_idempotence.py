@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from operator_app.desired import child_key
 from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, PROXY_REGISTRATION, SERVICE, Key, Object
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
+from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
 from tests.e2e.proxies import a_proxy, assert_one_of_everything, family, record_key, wait_reconciled
@@ -82,16 +84,29 @@ def test_nothing_is_written_when_nothing_is_wrong(
     assert [each for each in audit.writes(OPERATOR, mark) if each.namespace == namespace] == []
 
 
-@pytest.mark.parametrize("behind", range(1, 8))
+@pytest.mark.parametrize(
+    ("behind", "made_by_then"),
+    [
+        (Point("apply", "EnvoyProxy"), 0),
+        (Point("apply", "ConfigMap"), 1),
+        (Point("apply", "Deployment"), 2),
+        (Point("apply", "Service"), 3),
+        (Point("apply", "ProxyRegistration"), 4),
+        (Point("apply", "EnvoyProxy", "status", n=1), 4),
+        (Point("apply", "EnvoyProxy", "status", n=2), 4),
+    ],
+    ids=str,
+)
 def test_a_crash_behind_any_write_leaves_what_the_next_round_completes(
-    admin: Kube, namespace: str, operator: OperatorProcess, behind: int, monkeypatch: pytest.MonkeyPatch
+    admin: Kube, namespace: str, operator: OperatorProcess, tmp_path: Path, behind: Point, made_by_then: int
 ) -> None:
     """``kill -9`` after each single write of a first reconcile: after a restart one of everything, the same by UID."""
     key = Key(namespace, "web")
-    proxy = admin.create(ENVOY_PROXY, a_proxy(namespace))
-    monkeypatch.setenv("CRASH_BEHIND_WRITE", str(behind))
-    monkeypatch.setenv("CRASH_ABOUT", f"/{namespace}/,{proxy['metadata']['uid']}")
-    operator.start(module=("tests.e2e.crashing_operator", "run"), wait=False)
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    plan = tmp_path / "plan.json"
+    Plan((Fault("kill", FaultKind.KILL_BEHIND, behind, namespace),)).write(plan)
+    module = ("tests.e2e.faults.operator", str(plan), str(tmp_path / "told.jsonl"), "run")
+    operator.start(module=module, wait=False)
     assert operator.wait_dead() == -9, operator.log_text()
     made = {
         kind.kind: live["metadata"]["uid"]
@@ -101,7 +116,7 @@ def test_a_crash_behind_any_write_leaves_what_the_next_round_completes(
     record = admin.find(PROXY_REGISTRATION, record_key(admin.get(ENVOY_PROXY, key)))
     if record is not None:
         made[PROXY_REGISTRATION.kind] = record["metadata"]["uid"]
-    assert len(made) == min(max(behind - 1, 0), 4), "the crash came where this test wants it"
+    assert len(made) == made_by_then, "the crash came where this test wants it"
 
     operator.start()
     wait_reconciled(admin, key)

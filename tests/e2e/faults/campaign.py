@@ -110,6 +110,8 @@ class Campaign:
         self._starts = 0
         self._since: Mark | None = None
         self._runs: list[Run] = []
+        self.complaints: list[str] = []
+        """What was wrong with the operators themselves: rounds that crashed, writes that they call avoidable."""
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
@@ -133,7 +135,7 @@ class Campaign:
 
     def operate(self, plan: Plan = Plan(), *flags: str, wait: bool = True) -> None:  # noqa: B008 - immutable
         """Stop the operator that runs, if one does, and start one with a plan."""
-        self._operator.stop()
+        self.stop()
         self._starts += 1
         self._told.clear()
         inside = Plan(tuple(each for each in plan.faults if each.kind not in ON_THE_WIRE), plan.recorded)
@@ -145,8 +147,15 @@ class Campaign:
         self._operator.start(*flags, module=module, wait=wait)
 
     def stop(self) -> None:
-        """Stop the operator."""
+        """Stop the operator, and take note of a crash of a round and of writes that changed nothing."""
+        if self._operator.is_running:
+            avoidable = self._operator.metric("operator_app_writes_total", outcome="unchanged")
+            if avoidable:
+                self.complaints.append(f"operator {self._starts} counts {avoidable:g} avoidable writes")
         self._operator.stop()
+        if self._starts:
+            crashes = [line for line in self._operator.log() if line.get("event") == "round_crashed"]
+            self.complaints += [f"operator {self._starts}: {line.get('exception')}" for line in crashes]
 
     def told(self) -> list[Mapping[str, Any]]:
         """What the carriers have told since the latest start."""
@@ -220,7 +229,7 @@ class Campaign:
         while self._operator.is_running and time.monotonic() < deadline_mono:
             self._give_birth(runs)
             time.sleep(POLL_S)
-        self._operator.stop()
+        self.stop()
         self.note_strikes(runs)
 
     def pass_time(self, seconds: float, runs: Sequence[Run]) -> None:
