@@ -174,12 +174,17 @@ class Reconciler:
                     result = skipped(plan, obstacle)
             except TransientError as error:
                 trouble = trouble or error
-                result = _failed(kind, proxy, Problem("Retrying", str(error)))
+                result = self._failed(kind, proxy, Problem("Retrying", str(error)))
             except TerminalError as error:
-                result = _failed(kind, proxy, Problem(error.reason, str(error), is_terminal=True))
+                result = self._failed(kind, proxy, Problem(error.reason, str(error), is_terminal=True))
             self._report(proxy, result)
             results.append(result)
         return tuple(results), trouble
+
+    def _failed(self, kind: Kind, proxy: Object, problem: Problem) -> Result:
+        """A child that could not be written is still what it was: it goes on serving and being counted."""
+        key = child_key(key_of(proxy))
+        return Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=problem)
 
     async def _register(
         self, proxy: Object, spec: EnvoyProxySpec, results: tuple[Result, ...], *, is_sweep: bool
@@ -362,10 +367,6 @@ def _is_broken(result: Result) -> bool:
 
 def _unregistered(problem: Problem) -> Registration:
     return Registration(Change.SKIPPED, problem)
-
-
-def _failed(kind: Kind, proxy: Object, problem: Problem) -> Result:
-    return Result(kind, child_key(key_of(proxy)), Outcome.SKIPPED, None, problem=problem)
 
 
 def _waiting(results: tuple[Result, ...], registration: Registration) -> Problem | None:

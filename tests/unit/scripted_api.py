@@ -21,7 +21,7 @@ from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import REQUEST_EXTENSION, Cluster, Request
 from operator_app.deltas import Changed
 from operator_app.finalizer import Finalizer
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Key, Kind, Object
+from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Kind, Object
 from operator_app.status import StatusWriter
 from operator_app.store import Store
 from tests.unit.field_sets import configuration, entry, field_set, stored
@@ -237,7 +237,8 @@ async def rooms(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]) -> 
         })
     )  # fmt: skip
     store = Store(
-        {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of} | dict.fromkeys(CHILD_KINDS, controller_uid)
+        {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of, HOSTNAME_CLAIM: proxy_of}
+        | dict.fromkeys(CHILD_KINDS, controller_uid)
     )
     for kind, obj in known:
         store.take(Changed(kind, obj))

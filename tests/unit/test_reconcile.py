@@ -1,0 +1,513 @@
+"""One round: what is sent and in which order, what one trouble does not keep from being done, what is told."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operator_app.api import parse_spec
+from operator_app.apply import Outcome, Problem, Result
+from operator_app.deltas import Changed
+from operator_app.desired import children
+from operator_app.errors import ConflictError, TransientError
+from operator_app.events import Occurrence
+from operator_app.kinds import (
+    CHILD_KINDS,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    FINALIZER,
+    PROXY_REGISTRATION,
+    SERVICE,
+    Key,
+    Kind,
+    Object,
+)
+from operator_app.reconcile import DONE, PERSISTENT_AFTER, Reconciler
+from operator_app.registration.claims import Claims
+from operator_app.registration.ledger import Ledger
+from operator_app.registration.patience import Patience
+from operator_app.registration.registrar import Registrar, Registries
+from tests.unit.field_sets import entry, stored
+from tests.unit.scripted_api import (
+    CONFLICT,
+    NOT_FOUND,
+    UNAVAILABLE,
+    Answer,
+    Rooms,
+    ScriptedApi,
+    created,
+    held,
+    ok,
+    proxy_of_team,
+    refused,
+    repaired,
+    rooms,
+    told,
+)
+
+pytestmark = pytest.mark.anyio
+
+KEY = Key("team-a", "checkout")
+NOW = datetime(2026, 7, 2, tzinfo=UTC)
+Known = tuple[Kind, Object]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The operator runs on asyncio."""
+    return "asyncio"
+
+
+class Rounds(Rooms):
+    """The rooms, with the reconciler that goes through them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.results: list[Result] = []
+        self.events: list[Occurrence] = []
+        ledger = Ledger(
+            self.applier,
+            self.cluster,
+            self.store,
+            namespace="edge-system",
+            on_write=self.on_write,
+            sink=self.store.take,
+        )
+        self.reconciler = Reconciler(
+            self.cluster,
+            self.store,
+            self.applier,
+            self.finalizer,
+            Registrar(
+                ledger,
+                Claims(self.applier, self.store, namespace="edge-system", sink=self.store.take),
+                Registries({}),
+                Patience(base_s=1, cap_s=10, rand=lambda: 0.5),
+                mono=self.clock,
+            ),
+            self.statuses,
+            report=lambda _, result: self.results.append(result),
+            tell_event=self.events.append,
+            default_image="envoy:default",
+            abandon_after_s=None,
+            now=lambda: NOW,
+        )
+
+
+@asynccontextmanager
+async def rounds(api: ScriptedApi, folder: Path, *known: Known) -> AsyncGenerator[Rounds]:
+    """A reconciler whose store knows these objects."""
+    async with rooms(api, folder, *known) as own:
+        yield Rounds(own.cluster, own.store)
+
+
+def held_proxy(spec: Object | None = None, **metadata: Any) -> Object:
+    """A proxy with our finalizer on it."""
+    proxy = proxy_of_team(spec, finalizers=[FINALIZER], **metadata)
+    fields: Object = {"f:metadata": {"f:finalizers": {f'v:"{FINALIZER}"': {}}}}
+    proxy["metadata"]["managedFields"] = [entry(proxy, fields)]
+    return proxy
+
+
+def child(kind: Kind, proxy: Object, **changes: Any) -> Object:
+    """A child as it stands when all is well, at version 20."""
+    desired = children(proxy, parse_spec(proxy), default_image="envoy:default")[kind]
+    return stored(desired, version=20, uid=f"{kind.kind}-uid") | changes
+
+
+def rolled_out(proxy: Object) -> Object:
+    """The Deployment with all its Pods ready."""
+    numbers = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), 1)
+    return child(DEPLOYMENT, proxy, status=numbers | {"observedGeneration": 1})
+
+
+def record(uid: str = "proxy-uid", generation: int = 1) -> Object:
+    """The entry of a proxy in the ledger."""
+    desired: Object = {
+        "apiVersion": PROXY_REGISTRATION.api_version,
+        "kind": "ProxyRegistration",
+        "metadata": {
+            "name": f"proxy-{uid}",
+            "namespace": "edge-system",
+            "labels": {"app.kubernetes.io/managed-by": "operator-app"},
+        },
+        "spec": {
+            "proxy": {"namespace": "team-a", "name": "checkout", "uid": uid},
+            "generation": generation,
+            "registry": "in-cluster",
+            "state": "Registered",
+            "address": "checkout-envoy.team-a.svc",
+            "ports": [{"name": "http", "port": 80, "protocol": "HTTP"}],
+        },
+    }
+    return stored(desired, version=20, uid=f"record-of-{uid}")
+
+
+def family(proxy: Object) -> list[Known]:
+    """A proxy and everything of it, as it is when nothing is left to do but to tell."""
+    return [
+        (ENVOY_PROXY, proxy),
+        (CONFIG_MAP, child(CONFIG_MAP, proxy)),
+        (DEPLOYMENT, rolled_out(proxy)),
+        (SERVICE, child(SERVICE, proxy)),
+        (PROXY_REGISTRATION, record(generation=proxy["metadata"]["generation"])),
+    ]
+
+
+def strangers(kind: Kind) -> Object:
+    """Somebody else's object under a child's name."""
+    metadata = {"name": "checkout-envoy", "namespace": "team-a", "uid": "stranger", "resourceVersion": "30"}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+
+
+def condition(api: ScriptedApi, type_: str) -> Object:
+    """A condition of the one status that was written."""
+    found: list[Object] = api.body("apply EnvoyProxy/status")["status"]["conditions"]
+    return next(each for each in found if each["type"] == type_)
+
+
+# --- the way -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
+    """Finalizer, ConfigMap, Deployment, Service, record, status: seven writes, and a read only before a create."""
+    proxy = proxy_of_team()
+    api = ScriptedApi(
+        ("apply EnvoyProxy", held(proxy)),
+        *(
+            (f"{verb} {kind}", answer)
+            for kind in CHILD_KINDS
+            for verb, answer in (("get", NOT_FOUND), ("apply", created()))
+        ),
+        ("apply ProxyRegistration", created()),
+        ("apply EnvoyProxy/status", told(held_proxy())),
+    )
+    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+        assert await own.reconciler.round(KEY) == DONE
+        assert [result.outcome for result in own.results] == [Outcome.CREATED] * 3
+    assert condition(api, "Reconciled")["status"] == "True"
+    assert condition(api, "Registered")["status"] == "True"
+    assert condition(api, "Ready")["reason"] == "NotEnoughReady"
+    assert api.body("apply EnvoyProxy/status")["status"]["address"] == "checkout-envoy.team-a.svc"
+    assert [each.is_forced for each in api.sent if each.line == "apply ProxyRegistration"] == [False]
+
+
+async def test_a_quiet_round_asks_for_nothing(tmp_path: Path) -> None:
+    """Once told, everything holds, and a second round sends not one request."""
+    proxy = held_proxy()
+    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *family(proxy)) as own:
+        for _ in range(3):
+            assert await own.reconciler.round(KEY) == DONE
+    assert condition(api, "Ready")["status"] == "True"
+
+
+async def test_a_drift_is_one_write(tmp_path: Path) -> None:
+    """A taken field of one child costs one apply to that child."""
+    proxy = held_proxy()
+    drifted = child(SERVICE, proxy)
+    drifted["spec"]["selector"] = {"app": "other"}
+    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)), ("apply Service", repaired()))
+    async with rounds(api, tmp_path, *family(proxy)) as own:
+        await own.reconciler.round(KEY)
+        drifted["metadata"]["resourceVersion"] = "21"
+        own.store.take(Changed(SERVICE, drifted))
+        assert await own.reconciler.round(KEY) == DONE
+    assert api.body("apply Service")["spec"]["selector"]["app.kubernetes.io/instance"] == "checkout"
+
+
+async def test_an_unknown_proxy_costs_nothing(tmp_path: Path) -> None:
+    """A key whose object has gone is done."""
+    async with rounds(ScriptedApi(), tmp_path) as own:
+        assert await own.reconciler.round(KEY) == DONE
+
+
+# --- trouble -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failures", [0, PERSISTENT_AFTER - 1, PERSISTENT_AFTER])
+async def test_trouble_with_one_child_does_not_stop_the_others(tmp_path: Path, failures: int) -> None:
+    """The rest of the round goes on; the trouble is told in the status once it has lasted some rounds."""
+    proxy = held_proxy()
+    known = [(kind, obj) for kind, obj in family(proxy) if kind not in (DEPLOYMENT, SERVICE)]
+    script: list[tuple[str, Answer]] = [
+        ("get Deployment", UNAVAILABLE),
+        ("get Service", NOT_FOUND),
+        ("apply Service", created()),
+    ]
+    if failures >= PERSISTENT_AFTER:
+        script.append(("apply EnvoyProxy/status", told(proxy)))
+    api = ScriptedApi(*script)
+    async with rounds(api, tmp_path, *known) as own:
+        verdict = await own.reconciler.round(KEY, failures=failures)
+    assert isinstance(verdict.failure, TransientError)
+    if failures >= PERSISTENT_AFTER:
+        assert condition(api, "Reconciled")["reason"] == "Retrying"
+        assert "503" in condition(api, "Reconciled")["message"]
+
+
+async def test_what_cannot_be_repaired_is_not_called_absent(tmp_path: Path) -> None:
+    """A Deployment that serves goes on being counted while, say, a webhook refuses every write to it."""
+    proxy = held_proxy({"replicas": 2})
+    live = rolled_out(held_proxy())
+    known = [(kind, live if kind == DEPLOYMENT else obj) for kind, obj in family(proxy)]
+    api = ScriptedApi(("apply Deployment", UNAVAILABLE), ("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *known) as own:
+        await own.reconciler.round(KEY, failures=PERSISTENT_AFTER)
+    assert condition(api, "Reconciled")["status"] == "False"
+    assert condition(api, "Available")["reason"] == "EnoughReady"
+    assert api.body("apply EnvoyProxy/status")["status"]["readyReplicas"] == 1
+
+
+async def test_a_refused_child_is_told_at_once_and_the_others_are_made(tmp_path: Path) -> None:
+    """An immutable field names itself in the status, which is Stalled; nothing is deleted."""
+    proxy = held_proxy()
+    live = rolled_out(proxy)
+    live["spec"]["selector"] = {"matchLabels": {"app": "other"}}
+    known = [(kind, live if kind == DEPLOYMENT else obj) for kind, obj in family(proxy) if kind != SERVICE]
+    api = ScriptedApi(
+        ("apply Deployment", refused(422, "Invalid", "spec.selector", message="field is immutable")),
+        ("get Service", NOT_FOUND),
+        ("apply Service", created()),
+        ("apply EnvoyProxy/status", told(proxy)),
+    )
+    async with rounds(api, tmp_path, *known) as own:
+        assert (await own.reconciler.round(KEY)).failure is None, "nothing comes of trying again"
+    assert condition(api, "Stalled")["reason"] == "Invalid"
+    assert "spec.selector" in condition(api, "Stalled")["message"]
+
+
+async def test_a_strangers_config_map_keeps_the_deployment_from_being_made(tmp_path: Path) -> None:
+    """A Deployment must never mount what somebody else wrote; the Service is made all the same."""
+    proxy = held_proxy()
+    api = ScriptedApi(
+        ("get ConfigMap", ok(strangers(CONFIG_MAP))),
+        ("get Deployment", NOT_FOUND),
+        ("get Service", NOT_FOUND),
+        ("apply Service", created()),
+        ("apply ProxyRegistration", created()),
+        ("apply EnvoyProxy/status", told(proxy)),
+    )
+    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+        verdict = await own.reconciler.round(KEY)
+    assert [each.problem.reason if each.problem else None for each in own.results] == [
+        "NameConflict",
+        "ConfigMapNotReady",
+        None,
+    ]
+    assert isinstance(verdict.failure, Problem), "no watch tells that a stranger's object has gone"
+    assert condition(api, "Stalled")["reason"] == "NameConflict"
+
+
+async def test_a_strangers_service_is_not_registered(tmp_path: Path) -> None:
+    """An address that is not ours is not made known."""
+    proxy = held_proxy()
+    known = [(kind, obj) for kind, obj in family(proxy) if kind not in (SERVICE, PROXY_REGISTRATION)]
+    api = ScriptedApi(("get Service", ok(strangers(SERVICE))), ("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *known) as own:
+        await own.reconciler.round(KEY)
+    assert condition(api, "Registered")["reason"] == "NoAddress"
+    assert "address" not in api.body("apply EnvoyProxy/status")["status"]
+
+
+async def test_a_proxy_that_has_moved_on_is_read_again(tmp_path: Path) -> None:
+    """A conflict over the proxy ends the round before anything is made for it, and refreshes what is known."""
+    proxy = proxy_of_team()
+    newer = proxy_of_team(resourceVersion="11", generation=2)
+    api = ScriptedApi(("apply EnvoyProxy", CONFLICT), ("get EnvoyProxy", ok(newer)))
+    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+        verdict = await own.reconciler.round(KEY)
+        assert own.store.get(ENVOY_PROXY, KEY) == newer
+    assert isinstance(verdict.failure, ConflictError)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [({"replicas": -1}, "spec.replicas"), ({"backends": []}, "spec.backends")],
+    ids=["replicas", "backends"],
+)
+async def test_a_declaration_that_cannot_be_acted_on_writes_nothing_but_the_status(
+    tmp_path: Path, spec: Object, words: str
+) -> None:
+    """Not even the finalizer; the sentence names the field, and what runs is still counted."""
+    proxy = proxy_of_team(spec)
+    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy), (DEPLOYMENT, rolled_out(held_proxy()))) as own:
+        assert await own.reconciler.round(KEY) == DONE
+    assert condition(api, "Stalled")["reason"] == "InvalidSpec"
+    assert words in condition(api, "Stalled")["message"]
+    assert condition(api, "Available")["status"] == "True"
+
+
+# --- paused --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_paused_proxy_is_told_what_waits(tmp_path: Path) -> None:
+    """Nothing is written but the status: no finalizer, no child, no record, no pruning."""
+    proxy = proxy_of_team({"paused": True})
+    api = ScriptedApi(*((f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS), ("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+        assert await own.reconciler.round(KEY) == DONE
+    assert condition(api, "Reconciled")["reason"] == "Paused"
+    assert own.writes == [("EnvoyProxy", Outcome.CONFIGURED)]
+
+
+async def test_a_paused_proxy_where_all_holds_is_ready(tmp_path: Path) -> None:
+    """Being paused is no fault."""
+    proxy = held_proxy({"paused": True})
+    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *family(proxy)) as own:
+        assert await own.reconciler.round(KEY) == DONE
+    assert condition(api, "Ready")["status"] == "True"
+
+
+async def test_a_drift_of_a_paused_proxy_is_named_and_left(tmp_path: Path) -> None:
+    """The field is in the message, so that somebody who paused it can see what resuming would do."""
+    proxy = held_proxy({"paused": True})
+    drifted = child(SERVICE, proxy)
+    drifted["spec"]["type"] = "NodePort"
+    known = [(kind, drifted if kind == SERVICE else obj) for kind, obj in family(proxy)]
+    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *known) as own:
+        await own.reconciler.round(KEY)
+    assert ".spec.type" in condition(api, "Reconciled")["message"]
+
+
+# --- pruning -------------------------------------------------------------------------------------------------------
+
+
+async def test_only_our_own_children_that_are_not_declared_are_pruned(tmp_path: Path) -> None:
+    """By controller UID and by our own fields in them; what is not ours by both, or is dying already, stays."""
+    proxy = held_proxy()
+
+    def other(name: str, **changes: Any) -> Known:
+        obj = child(SERVICE, proxy)
+        obj["metadata"] |= {"name": name, "uid": f"uid-of-{name}"} | changes
+        return SERVICE, obj
+
+    known = [
+        *family(proxy),
+        other("former-name"),
+        other("not-applied", managedFields=[]),
+        other("dying", deletionTimestamp="2026-07-01T00:00:00Z"),
+        other(
+            "of-another",
+            ownerReferences=[{"uid": "other", "controller": True, "apiVersion": "v1", "kind": "x", "name": "y"}],
+        ),
+    ]
+    api = ScriptedApi(
+        ("delete Service", ok({"metadata": {"resourceVersion": "40"}})), ("apply EnvoyProxy/status", told(proxy))
+    )
+    async with rounds(api, tmp_path, *known) as own:
+        await own.reconciler.round(KEY)
+    assert api.body("delete Service")["preconditions"] == {"uid": "uid-of-former-name"}
+
+
+# --- parting -------------------------------------------------------------------------------------------------------
+
+DELETED = "2026-07-01T00:00:00Z"
+
+
+async def test_a_deleted_proxy_goes_after_its_record(tmp_path: Path) -> None:
+    """The record first, by UID, then the finalizer; no child is touched, and no status written."""
+    proxy = held_proxy(deletionTimestamp=DELETED)
+    api = ScriptedApi(
+        ("delete ProxyRegistration", ok({"metadata": {"resourceVersion": "40"}})), ("apply EnvoyProxy", held(proxy))
+    )
+    async with rounds(api, tmp_path, *family(proxy)) as own:
+        assert await own.reconciler.round(KEY) == DONE
+        assert own.store.get(PROXY_REGISTRATION, Key("edge-system", "proxy-proxy-uid")) is None
+    assert api.sent[0].body["preconditions"] == {"uid": "record-of-proxy-uid"}
+
+
+async def test_a_proxy_whose_record_cannot_be_removed_stays(tmp_path: Path) -> None:
+    """The finalizer holds until the removal is confirmed."""
+    proxy = held_proxy(deletionTimestamp=DELETED)
+    api = ScriptedApi(("delete ProxyRegistration", UNAVAILABLE), ("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *family(proxy)) as own:
+        assert isinstance((await own.reconciler.round(KEY)).failure, TransientError)
+    assert ("EnvoyProxy", Outcome.DELETED) not in own.writes
+
+
+# --- former lives --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reborn", [False, True])
+async def test_a_record_without_a_proxy_is_removed_after_a_live_read(tmp_path: Path, *, reborn: bool) -> None:
+    """Only a record whose proxy the API server does not have under that UID any more."""
+    proxy = held_proxy()
+    orphan = record("former-uid")
+    api = ScriptedApi(
+        ("get EnvoyProxy", ok(proxy) if reborn else NOT_FOUND),
+        ("delete ProxyRegistration", ok({"metadata": {"resourceVersion": "40"}})),
+    )
+    known = family(proxy) if reborn else []
+    if reborn:
+        api.add(("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *known, (PROXY_REGISTRATION, orphan)) as own:
+        assert (await own.reconciler.round(KEY)).failure is None
+    assert api.body("delete ProxyRegistration")["preconditions"] == {"uid": "record-of-former-uid"}
+
+
+async def test_a_record_of_a_proxy_that_the_store_does_not_know_yet_stays(tmp_path: Path) -> None:
+    """A store that is behind is no proof of death."""
+    api = ScriptedApi(("get EnvoyProxy", ok(held_proxy())))
+    async with rounds(api, tmp_path, (PROXY_REGISTRATION, record())) as own:
+        assert (await own.reconciler.round(KEY)).failure is None
+
+
+# --- the record's fence --------------------------------------------------------------------------------------------
+
+
+async def test_a_newer_generation_replaces_the_record_pinned_to_what_was_read(tmp_path: Path) -> None:
+    """A compare-and-set: the UID and resourceVersion of the record that was looked at."""
+    proxy = held_proxy(generation=2)
+    known = [(kind, record() if kind == PROXY_REGISTRATION else obj) for kind, obj in family(proxy)]
+    api = ScriptedApi(("apply ProxyRegistration", repaired()), ("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *known) as own:
+        assert await own.reconciler.round(KEY) == DONE
+    metadata = api.body("apply ProxyRegistration")["metadata"]
+    assert (metadata["uid"], metadata["resourceVersion"]) == ("record-of-proxy-uid", "20")
+    assert api.body("apply ProxyRegistration")["spec"]["generation"] == 2
+
+
+async def test_an_older_generation_never_replaces_a_newer_record(tmp_path: Path) -> None:
+    """A stale round leaves it alone, whether it knows of it or learns of it by a conflict."""
+    proxy = held_proxy()
+    newer = record(generation=2)
+    known = [each for each in family(proxy) if each[0] != PROXY_REGISTRATION]
+    api = ScriptedApi(
+        ("apply ProxyRegistration", CONFLICT),
+        ("get ProxyRegistration", ok(newer)),
+        ("apply EnvoyProxy/status", told(proxy)),
+    )
+    async with rounds(api, tmp_path, *known) as own:
+        await own.reconciler.round(KEY)
+    assert condition(api, "Registered")["reason"] == "RecordConflict"
+    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *known, (PROXY_REGISTRATION, newer)) as own:
+        await own.reconciler.round(KEY)
+    assert condition(api, "Registered")["reason"] == "RecordConflict"
+
+
+async def test_a_record_that_names_another_uid_is_not_touched(tmp_path: Path) -> None:
+    """Even under the very name that ours would have."""
+    proxy = held_proxy()
+    theirs = record()
+    theirs["spec"] = deepcopy(theirs["spec"])
+    theirs["spec"]["proxy"]["uid"] = "other-uid"
+    theirs["spec"]["proxy"]["name"] = "other"
+    known = [(kind, theirs if kind == PROXY_REGISTRATION else obj) for kind, obj in family(proxy)]
+    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *known) as own:
+        await own.reconciler.round(KEY)
+    assert condition(api, "Registered")["reason"] == "RecordConflict"
+    gone = held_proxy(deletionTimestamp=DELETED)
+    api = ScriptedApi(("apply EnvoyProxy", held(gone)))
+    async with rounds(api, tmp_path, (ENVOY_PROXY, gone), (PROXY_REGISTRATION, theirs)) as own:
+        assert await own.reconciler.round(KEY) == DONE
