@@ -1,4 +1,4 @@
-"""The command line: ``python -m operator_app [run|crd|render|explain]``.
+"""The command line: ``python -m operator_app [run|crd|render|explain|audit]``.
 
 Errors are one sentence on standard error and a non-zero exit: 2 for what the user gave, 1 for what went wrong.
 """
@@ -14,12 +14,15 @@ from pydantic import ValidationError
 
 from operator_app import app
 from operator_app.api import parse_spec
+from operator_app.audit import Finding, findings, fix, outside_entries, survey, table
 from operator_app.cluster import Cluster
 from operator_app.crd import crds, to_yaml
 from operator_app.desired import children
 from operator_app.errors import ConfigurationError, OperatorError, TerminalError
 from operator_app.explain import explain
 from operator_app.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object
+from operator_app.registration.installed import open_registries
+from operator_app.registration.registrar import Registries
 from operator_app.settings import ENV_PREFIX, Settings
 from operator_app.telemetry import configure_logging
 
@@ -41,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _render(parsed.file, parsed.image)
         case "explain":
             return _explain(parsed)
+        case "audit":
+            return _audit(parsed)
         case _:
             return _run(parsed)
 
@@ -53,14 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run", help="run the operator (the default)", formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, field in Settings.model_fields.items():
-        run.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=name,
-            default=argparse.SUPPRESS,
-            metavar="VALUE",
-            help=f"{field.description} ({ENV_PREFIX}{name.upper()}, default {field.default})",
-        )
+    _add_settings(run)
     commands.add_parser("crd", help="print the CustomResourceDefinitions")
     render = commands.add_parser("render", help="print the children of EnvoyProxies in a file, without a cluster")
     render.add_argument("-f", "--file", required=True, metavar="FILE", help="YAML manifests; - reads standard input")
@@ -72,7 +70,21 @@ def _parser() -> argparse.ArgumentParser:
     tell.add_argument("--kubeconfig", type=Path, metavar="FILE", help="as for run")
     tell.add_argument("--context", metavar="NAME", help="as for run")
     tell.add_argument("--image", default=argparse.SUPPRESS, help="the operator's --image, where it is not the default")
+    check = commands.add_parser("audit", help="hold proxies against records, here and outside; exit code 1: findings")
+    check.add_argument("--fix", action="store_true", help="remove what provably is left from proxies that are gone")
+    _add_settings(check)
     return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    for name, field in Settings.model_fields.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            default=argparse.SUPPRESS,
+            metavar="VALUE",
+            help=f"{field.description} ({ENV_PREFIX}{name.upper()}, default {field.default})",
+        )
 
 
 def _explain(parsed: argparse.Namespace) -> int:
@@ -99,15 +111,65 @@ def _explain(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _run(parsed: argparse.Namespace) -> int:
-    flags = {name: value for name, value in vars(parsed).items() if name != "command"}
+def _settings(parsed: argparse.Namespace) -> Settings:
+    """The settings that were given. Raises ``ConfigurationError``."""
+    flags = {name: value for name, value in vars(parsed).items() if name not in ("command", "fix")}
     try:
-        settings = Settings(**flags)
+        return Settings(**flags)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         where = f"{ENV_PREFIX}{name.upper()} (--{name.replace('_', '-')}): " if name else ""
-        return _complain(f"{where}{_sentence(first['msg'])}", code=2)
+        raise ConfigurationError(f"{where}{_sentence(first['msg'])}") from error
+
+
+def _audit(parsed: argparse.Namespace) -> int:
+    try:
+        settings = _settings(parsed)
+        configure_logging(settings.log_level, settings.log_format)
+        return anyio.run(_audited, settings, parsed.fix)
+    except ConfigurationError as error:
+        return _complain(str(error), code=2)
+    except OperatorError as error:
+        return _complain(" ".join(str(error).split()))
+
+
+async def _audited(settings: Settings, is_fixing: bool) -> int:  # noqa: FBT001 - anyio.run takes no keywords
+    """Print what does not fit, remove what may be removed, and return the exit code."""
+    async with (
+        Cluster.connect(kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER) as cluster,
+        open_registries(settings) as registries,
+    ):
+        # The outside first: what it holds then, and belongs to nobody who lives afterwards, is a dead proxy's.
+        outside, failed = await outside_entries(registries)
+        seen = await survey(cluster, outside, namespace=settings.namespace, namespaces=settings.namespaces)
+        left = found = findings(seen)
+        for name, error in failed.items():
+            _complain(f"the registry {name} can't be read, so nothing is said about it: {error}")
+        if found:
+            sys.stdout.write(table(found))
+        if is_fixing:
+            left = tuple([each for each in found if not await _fixed(cluster, registries, each, settings.namespace)])
+    print(f"{len(seen.proxies)} proxies, {len(seen.entries)} records, {len(found)} findings, {len(left)} left")
+    return 1 if left or failed else 0
+
+
+async def _fixed(cluster: Cluster, registries: Registries, finding: Finding, namespace: str) -> bool:
+    try:
+        is_removed = await fix(cluster, registries, finding, namespace=namespace)
+    except OperatorError as error:
+        _complain(f"{finding.kind.value} {finding.name}: {error}")
+        return False
+    if is_removed:
+        print(f"removed: {finding.kind.value} {finding.registry} {finding.name}")
+    return is_removed
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    try:
+        settings = _settings(parsed)
+    except ConfigurationError as error:
+        return _complain(str(error), code=2)
     configure_logging(settings.log_level, settings.log_format)
     try:
         anyio.run(app.run, settings)

@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ import anyio.abc
 import structlog
 
 from operator_app.apply import Applier, Outcome
+from operator_app.audit import FindingKind, findings, outside_entries, survey_of
 from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import Cluster, Request
 from operator_app.deltas import Deleted, Delta, Listed
@@ -340,10 +342,27 @@ class Operator:
                 for scope in self._scopes_of(kind):
                     await self._sweep_kind(kind, scope)
             self._applier.forget_refusals()
+            await self._audit()
             for key in self._known_proxies():
                 self._to_look_outside.add(key)
                 self._add(key, Priority.SWEEP)
             self._wake.set()
+
+    async def _audit(self) -> None:
+        try:
+            outside, failed = await outside_entries(self._registries)
+        except Exception:
+            # A registry may be somebody else's code; its bug must not end the sweeps.
+            log.exception("audit_crashed")
+            return
+        for name, error in failed.items():
+            log.warning("registry_unread", registry=name, error=str(error))
+        found = findings(await survey_of(self._store, outside, namespaces=self._settings.namespaces))
+        counts = Counter(each.kind for each in found)
+        for kind in FindingKind:
+            self._metrics.audit_findings.labels(kind.value).set(counts[kind])
+        if found:
+            log.warning("audit_findings", **{kind.value: count for kind, count in counts.items()})
 
     async def _sweep_kind(self, kind: Kind, scope: Scope) -> None:
         try:

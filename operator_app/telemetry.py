@@ -109,6 +109,12 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
+        self.audit_findings = Gauge(
+            "operator_app_audit_findings",
+            "What the last sweep found not to fit between the proxies and what is known of them here and outside.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.shards_held = Gauge("operator_app_shards_held", "Shards that this replica works.", registry=self.registry)
         self.lease_transitions = Counter(
             "operator_app_lease_transitions",
