@@ -286,6 +286,7 @@ class Campaign:
         found = [
             *verdict.problems(run.scenario, run.namespace, view, run.bystanders, run.uid),
             *verdict.lives_problems(run.scenario, lives),
+            *self._mirror.lies(run.namespace),
             *verdict.write_problems(
                 writes,
                 names=frozenset({NAME, child_key(key).name} | records),

@@ -1,12 +1,14 @@
 """What the cluster looks like and how it came there, seen by the administrator: independent of the operator's watches.
 
-One thread for each kind lists, watches and keeps the latest objects, grouped by the namespace that they are about, and
-every UID that ever stood under a name. What the objects should be does not belong here.
+One thread for each kind lists, watches and keeps the latest objects, grouped by the namespace that they are about,
+every UID that ever stood under a name, and every step of a status that no truthful writer takes. What the objects
+should be does not belong here.
 """
 
 import json
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
@@ -33,6 +35,7 @@ class Mirror:
         self._admin = admin
         self._views: defaultdict[str, View] = defaultdict(dict)
         self._lives: defaultdict[Address, dict[str, None]] = defaultdict(dict)
+        self._lies: defaultdict[str, list[str]] = defaultdict(list)
         self._lock = threading.Lock()
         self._is_stopping = threading.Event()
         self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in KINDS]
@@ -58,6 +61,11 @@ class Mirror:
         """The UIDs that stood under an address one after the other."""
         with self._lock:
             return tuple(self._lives[kind, key])
+
+    def lies(self, namespace: str) -> tuple[str, ...]:
+        """What statuses in a namespace have told on the way that can't be true."""
+        with self._lock:
+            return tuple(self._lies[namespace])
 
     def _follow(self, kind: Kind) -> None:
         version = ""
@@ -96,8 +104,25 @@ class Mirror:
 
     def _put(self, kind: Kind, obj: Object) -> None:
         obj |= {"apiVersion": kind.api_version, "kind": kind.kind}
-        self._views[about(kind, obj)][kind, key_of(obj)] = obj
+        view = self._views[about(kind, obj)]
+        before = view.get((kind, key_of(obj)))
+        if kind == ENVOY_PROXY and before is not None and before["metadata"]["uid"] == obj["metadata"]["uid"]:
+            self._lies[about(kind, obj)] += _lies(before.get("status") or {}, obj.get("status") or {})
+        view[kind, key_of(obj)] = obj
         self._lives[kind, key_of(obj)][obj["metadata"]["uid"]] = None
+
+
+def _lies(before: Object, after: Object) -> Iterator[str]:
+    """What is wrong about the step from one status to the next of the same object."""
+    generations = [each.get("observedGeneration", 0) for each in (before, after)]
+    if generations != sorted(generations):
+        yield f"observedGeneration went from {generations[0]} to {generations[1]}"
+    told = {each["type"]: each for each in before.get("conditions", ())}
+    for each in after.get("conditions", ()):
+        old = told.get(each["type"], each)
+        is_flip = old["status"] != each["status"]
+        if not is_flip and old["lastTransitionTime"] != each["lastTransitionTime"]:
+            yield f"{each['type']} has another lastTransitionTime and is as it was"
 
 
 def about(kind: Kind, obj: Object) -> str:

@@ -19,7 +19,8 @@ A point is one request of the operator, or one event of its watches, in an undis
 every fault was made to happen that an API server, a network or a kernel can cause there, in a namespace of its own.
 *Survived* means, in the end and for at least {quiet_s:g} quiet seconds after it:
 
-- the declared state holds, value by value, and the status says of it what is true, for the right generation;
+- the declared state holds, value by value, and the status says of it what is true, for the right generation; on the
+  way `observedGeneration` never went back, and no `lastTransitionTime` moved without a flip;
 - there is one of everything, and no object was made more often than the scenario calls for, by UID;
 - no orphan is left in the namespace or the registry;
 - no byte of a stranger's object was changed, and a stranger's annotations on the children are still there;
