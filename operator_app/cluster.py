@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import anyio
 import httpx2
+import msgspec
 from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster as ClusterConfig
@@ -45,6 +46,7 @@ Verb = Literal["get", "list", "watch", "apply", "create", "update", "patch", "de
 Subresource = Literal["status"]
 Propagation = Literal["Background", "Foreground", "Orphan"]
 
+_NOT_RAW_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _READS: Final = frozenset({"get", "list", "watch"})
 _SENDING: Final = frozenset({"http11.send_request_headers.started", "http11.send_request_body.started"})
 
@@ -245,6 +247,7 @@ class Cluster:
             params={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true" if force else "false"},
             headers={"Content-Type": PatchType.APPLY.value},
         )
+        prepared.data = _yaml(obj)
         response = await self._answer(Request("apply", kind, key, subresource), prepared)
         return Applied(object_in(response.content, kind, key), created=response.status_code == 201)
 
@@ -419,6 +422,17 @@ def _resource(kind: Kind, subresource: Subresource | None = None) -> Any:  # noq
         info = ApiInfo(definition, kind.plural, ["get", "patch", "put"], parent=definition, action=subresource)
         base = GenericNamespacedStatus if kind.namespaced else GenericGlobalStatus
     return type(kind.kind, (base,), {"_api_info": info})
+
+
+def _yaml(obj: Object) -> msgspec.Raw:
+    """``obj`` as JSON that is read as the same by a YAML parser, which is what the API server reads an apply with.
+
+    Inside YAML's quotes a raw line break of Unicode is folded into a space and a raw control character is an error
+    (YAML 1.2, sections 5.1 and 7.3.1). Escaped, both are themselves. Characters beyond the basic plane must stay raw:
+    JSON would escape them as two surrogates, which YAML refuses.
+    """
+    text = msgspec.json.encode(obj).decode()
+    return msgspec.Raw(_NOT_RAW_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode())
 
 
 def _check(kind: Kind, key: Key) -> None:
