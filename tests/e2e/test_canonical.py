@@ -1,0 +1,185 @@
+"""What the operator declares is spelled as the API server stores it, whatever a tenant writes and however.
+
+If it were not, the operator would see a difference for ever, or never see one.
+"""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from operator_app.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
+from operator_app.ownership import differences
+from tests.e2e.controlplane import Cluster as ControlPlane
+from tests.e2e.kube import Kube
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import a_proxy, declared_children, wait_reconciled
+from tests.e2e.rounds import rooms
+
+APP: Final = {"name": "app", "endpoints": [{"host": "app.example.com", "port": 8080}]}
+HTTP: Final = {"name": "http", "port": 80, "routes": [{"backend": "app"}]}
+
+
+SPECS: Final[dict[str, dict[str, Any]]] = {
+    "smallest": {},
+    "all-listener-shapes": {
+        "listeners": [
+            HTTP,
+            {"name": "high", "port": 8080, "routes": [{"backend": "app"}]},
+            {"name": "moved", "port": 443, "targetPort": 9443, "routes": [{"backend": "app"}]},
+            {"name": "tcp", "port": 5432, "protocol": "TCP", "routes": [{"backend": "other"}]},
+            {
+                "name": "routed",
+                "port": 8081,
+                "routes": [
+                    {"match": {"hosts": ["shop.example.com", "*.example.org"], "pathPrefix": "/api"}, "backend": "app"},
+                    {"match": {"pathExact": "/healthz"}, "backend": "other"},
+                    {"match": {}, "backend": "app"},
+                ],
+            },
+        ],
+        "backends": [
+            APP,
+            {
+                "name": "other",
+                "connectTimeout": "250ms",
+                "endpoints": [
+                    {"host": "10.0.0.7", "port": 1, "weight": 3},
+                    {"host": "fd00::7", "port": 65535},
+                    {"host": "db.example.com", "port": 5432, "weight": 128},
+                ],
+            },
+        ],
+    },
+    "sixteen-listeners": {
+        "listeners": [
+            {"name": f"l{number}", "port": 7000 + number, "routes": [{"backend": "app"}]} for number in range(16)
+        ]
+    },
+    "big-configuration": {
+        "listeners": [
+            HTTP
+            | {
+                "routes": [
+                    {"match": {"hosts": [f"h{number}.example.com"], "pathPrefix": f"/{'p' * 900}"}, "backend": "app"}
+                    for number in range(64)
+                ]
+            }
+        ],
+        "backends": [APP | {"endpoints": [{"host": f"h{number}.example.com", "port": 8080} for number in range(64)]}],
+    },
+    "node-port": {"service": {"type": "NodePort"}},
+    "load-balancer": {
+        "service": {"type": "LoadBalancer", "annotations": {"example.com/scheme": "internal", "empty": ""}}
+    },
+    "annotations": {
+        "service": {
+            "annotations": {
+                "plain": "x",
+                "example.com/json": '{"a": [1, 2], "b": "\\u00e9 <&>"}',
+                "example.com/text": "two\nlines\tand é ☃ 😀 end ",
+                # An apply is read as YAML, to which these are line breaks, marks and control characters.
+                "example.com/not-yaml": "\u2028 \u2029 \x85 \x7f \x9f \ufeff \ufffe \uffff",
+            }
+        }
+    },
+    "registered": {"registration": {"hostname": "shop.example.com"}},
+    "image": {"image": "registry.example.com:5000/mirror/envoy:v1.40.0@sha256:" + "0" * 64},
+    "no-replicas": {"replicas": 0},
+    "replicas": {"replicas": 3},
+    "empty-resources": {"resources": {}},
+    "empty-stanzas": {"resources": {"requests": {}, "limits": {}}, "service": {}, "registration": {}},
+    "all-resources": {
+        "resources": {
+            "requests": {"cpu": "0.1", "memory": "64Mi", "ephemeral-storage": "1e6"},
+            "limits": {"cpu": 2, "memory": "0.5Gi", "ephemeral-storage": "1G"},
+        }
+    },
+    "request-alone": {"resources": {"requests": {"cpu": "0.250"}}},
+    "limit-alone": {"resources": {"limits": {"memory": "1.5Gi"}}},
+}
+"""Specs with a name that a proxy can have."""
+
+CPU: Final = (
+    *(0, 1, "1", "0.5", ".5", "1000m", "1500m", "0.1", "100m", "1e3", "+2", "2.", "0.001", "1k", "0", "100u", "1n"),
+    *("0.0001", "1001u", "1e-3", "0.250"),
+)
+MEMORY: Final = (
+    *(0, 1, "1", "0.25Gi", "1.5Gi", "1024Mi", "1025Mi", "1e3", "1E6", "1e-1", "128974848", "129e6", "129M", "123Mi"),
+    *("1Ti", "0.5", "1000k", "1024k", "0.1Mi", "2000000m", "12345678901", "1.1G", "+64Mi", "1P", "1000Ki", "1Ei"),
+)
+"""Spellings, most of which have a shorter or another one."""
+
+for number, (cores, size) in enumerate(zip_longest(CPU, MEMORY, fillvalue="1")):
+    amounts = {"cpu": cores, "memory": size, "ephemeral-storage": MEMORY[-number]}
+    SPECS[f"amounts-{number}"] = {"resources": {"requests": amounts, "limits": amounts}}
+
+
+@pytest.fixture(scope="module")
+def one_operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """One operator for all tests here."""
+    process = OperatorProcess(operator_kubeconfig, tmp_path_factory.mktemp("canonical") / "operator.log")
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.mark.anyio
+async def test_everything_holds_as_declared(
+    admin: Kube, control_plane: ControlPlane, namespace: str, one_operator: OperatorProcess
+) -> None:
+    """For every spelling: no difference is left behind the first write, and the same apply again changes nothing."""
+    for name, spec in SPECS.items():
+        admin.create(ENVOY_PROXY, a_proxy(namespace, name, **spec))
+    for name in SPECS:
+        wait_reconciled(admin, Key(namespace, name))
+
+    async with rooms(control_plane.kubeconfig) as these:
+        for name in SPECS:
+            for kind, declared in declared_children(admin.get(ENVOY_PROXY, Key(namespace, name))).items():
+                live = admin.get(kind, key_of(declared))
+                assert differences(declared, live) == (), name
+                again = (await these.cluster.apply(kind, declared, force=True)).object
+                assert without_reports(again) == without_reports(live), name
+    assert one_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
+    assert not any(line.get("event") == "noncanonical" for line in one_operator.log()), one_operator.log_text()
+
+
+def test_every_change_of_shape_holds_too(admin: Kube, namespace: str, one_operator: OperatorProcess) -> None:
+    """One proxy that becomes each of the shapes in turn: whatever the last shape had and this one has not is gone."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    wait_reconciled(admin, key)
+    changing = [name for name in SPECS if not name.startswith("amounts")]
+
+    for name in [*changing, "smallest"]:
+        spec = a_proxy(namespace, **SPECS[name])["spec"]
+        admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": spec}], patch_type="json")
+        proxy = wait_reconciled(admin, key)
+        for kind, declared in declared_children(proxy).items():
+            stored = admin.get(kind, key_of(declared))
+            assert differences(declared, stored) == (), name
+            if kind == SERVICE:
+                ports = [(each["name"], each["port"], each["targetPort"]) for each in stored["spec"]["ports"]]
+                assert ports == [(each["name"], each["port"], each["targetPort"]) for each in declared["spec"]["ports"]]
+                assert stored["metadata"].get("annotations", {}) == declared["metadata"].get("annotations", {})
+            if kind == DEPLOYMENT:
+                container = stored["spec"]["template"]["spec"]["containers"][0]
+                wanted = declared["spec"]["template"]["spec"]["containers"][0]
+                assert container["args"] == wanted["args"]
+                assert len(container["ports"]) == len(wanted["ports"])
+                assert container["resources"] == wanted.get("resources", {})
+    assert one_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
+
+
+def without_reports(obj: Object) -> Object:
+    """The object without what controllers report on a Deployment; of other kinds the version has to be the same."""
+    if obj["kind"] != DEPLOYMENT.kind:
+        return obj
+    metadata = {
+        name: value for name, value in obj["metadata"].items() if name not in ("resourceVersion", "annotations")
+    }
+    metadata["managedFields"] = [each for each in metadata["managedFields"] if each["manager"] == FIELD_MANAGER]
+    return {name: value for name, value in obj.items() if name != "status"} | {"metadata": metadata}

@@ -1,0 +1,296 @@
+"""The status tells the truth, at the right time, and moves only when the truth does."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final
+
+import pytest
+
+from operator_app.desired import child_key
+from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
+from tests.e2e.controlplane import AuditLog
+from tests.e2e.controlplane import Cluster as ControlPlane
+from tests.e2e.kube import Kube, wait_until
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import (
+    OPERATOR_USER,
+    a_proxy,
+    assert_one_of_everything,
+    condition,
+    drift_of,
+    family,
+    history,
+    holds,
+    kstatus,
+    version,
+    wait_ready,
+    wait_reconciled,
+    writes_to_children,
+)
+
+REST_S: Final = 1.5
+"""Longer than counters take to settle (1 s in tests)."""
+
+RESOURCE_QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
+FOREIGN_CONDITION: Final[Object] = {
+    "type": "example.com/Scanned",
+    "status": "True",
+    "observedGeneration": 1,
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+    "reason": "Scanned",
+    "message": "by somebody else",
+}
+
+
+def is_stalled(reason: str) -> Callable[[Object], bool]:
+    """A predicate: somebody has to act, for that reason."""
+    return lambda proxy: condition(proxy, "Stalled").get("reason") == reason
+
+
+def test_existing_is_not_done(admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess) -> None:
+    """What was broken, deleted and declared anew while the operator was down is repaired before it is called done.
+
+    Every version of the proxy that was ever stored is looked at, and every write in the audit log.
+    """
+    key, child = Key(namespace, "web"), child_key(Key(namespace, "web"))
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    before = wait_reconciled(admin, key)
+    running_operator.stop()
+
+    admin.patch(SERVICE, child, {"spec": {"selector": {"app": "other"}}})
+    admin.patch(CONFIG_MAP, child, {"data": {"envoy.json": "{}"}})
+    admin.delete(DEPLOYMENT, child)
+    admin.wait_gone(DEPLOYMENT, child)
+    edit = {"registration": {"hostname": "shop.example.com"}, "replicas": 2}
+    edited = admin.patch(ENVOY_PROXY, key, {"spec": edit})
+    assert edited["metadata"]["generation"] == 2
+    assert condition(edited, "Reconciled")["status"] == "True", "said of the generation before"
+    assert kstatus(edited) == "InProgress", "a reader that compares generations is not misled"
+    mark = audit.mark()
+    running_operator.start()
+    wait_reconciled(admin, key)
+
+    repaired = max(version(each) for each in family(admin, key).children.values() if each["kind"] != "Deployment")
+    deployment_at = next(
+        int(each.resource_version or 0)
+        for each in writes_to_children(audit, key, mark)
+        if each.resource == DEPLOYMENT.plural
+    )
+    saying = [each for each in history(admin, key, before) if holds("Reconciled", generation=2)(each)]
+    assert saying, "the watch shows the version that says it"
+    assert version(saying[0]) > max(repaired, deployment_at)
+    writes = [each for each in audit.writes(OPERATOR_USER, mark) if each.namespace == namespace]
+    assert [(each.resource, each.subresource) for each in writes][:4] == [
+        (CONFIG_MAP.plural, ""),
+        (DEPLOYMENT.plural, ""),
+        (SERVICE.plural, ""),
+        (ENVOY_PROXY.plural, "status"),
+    ]
+    assert not drift_of(admin, key)
+    assert_one_of_everything(admin, key)
+
+
+def test_an_unseen_proxy_is_in_progress(admin: Kube, namespace: str, crds: object) -> None:  # noqa: ARG001  # served
+    """Before any operator has seen it, tools that follow kstatus take a proxy for one on its way, not for done."""
+    proxy = admin.create(ENVOY_PROXY, a_proxy(namespace))
+    assert proxy["status"] == {"observedGeneration": -1}
+    assert kstatus(proxy) == "InProgress"
+
+
+def test_times_and_generations_move_only_with_the_truth(
+    admin: Kube, namespace: str, running_operator: OperatorProcess, control_plane: ControlPlane
+) -> None:
+    """Over edits, noise, drift and flips: a condition's time moves when its status flips, and at no other time.
+
+    Without replicas a proxy is ready without a node, so that conditions can be flipped by scaling.
+    """
+    key = Key(namespace, "web")
+    created = admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0))
+    ready = wait_ready(admin, key)
+    assert kstatus(ready) == "Current"
+    assert {each["type"] for each in ready["status"]["conditions"]} == {
+        "Ready",
+        "Reconciled",
+        "Available",
+        "Registered",
+    }
+    kubectl_waits(control_plane, namespace, "condition=Ready")
+    # Times have a resolution of one second, so flips must be further apart to be told apart.
+    time.sleep(1.1)
+
+    noisy = admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "1"}, "annotations": {"noise": "2"}}})
+    rounds = running_operator.metric("operator_app_rounds_total")
+    wait_until(lambda: running_operator.metric("operator_app_rounds_total") > rounds, what="a round")
+    time.sleep(0.3)
+    assert admin.get(ENVOY_PROXY, key) == noisy, "noise in the labels is no reason to write"
+
+    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": "shop.example.com"}}})
+    admin.wait_until(ENVOY_PROXY, key, holds("Ready", generation=2))
+    admin.patch(SERVICE, child_key(key), {"spec": {"selector": {"app": "other"}}})
+    wait_until(lambda: not drift_of(admin, key), what="the repair")
+    admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 1}})
+    down = admin.wait_until(ENVOY_PROXY, key, lambda live: condition(live, "Available")["status"] == "False")
+    assert kstatus(down) == "InProgress"
+    time.sleep(1.1)
+    admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 0}})
+    last = admin.wait_until(ENVOY_PROXY, key, holds("Ready", generation=4))
+    time.sleep(REST_S)
+
+    versions = [created, *history(admin, key, created)]
+    assert version(versions[-1]) >= version(last)
+    for earlier, later in pairwise(versions):
+        assert earlier["status"]["observedGeneration"] <= later["status"]["observedGeneration"]
+        assert later["status"]["observedGeneration"] <= later["metadata"]["generation"]
+        for now in later["status"].get("conditions", ()):
+            was = condition(earlier, now["type"])
+            if not was:
+                continue
+            flipped = was["status"] != now["status"]
+            moved = was["lastTransitionTime"] != now["lastTransitionTime"]
+            assert flipped or not moved, now
+            assert was["observedGeneration"] <= now["observedGeneration"]
+    flips = {
+        kind: {condition(each, kind)["lastTransitionTime"] for each in versions if condition(each, kind)}
+        for kind in ("Ready", "Available", "Reconciled", "Registered")
+    }
+    assert len(flips["Available"]) == 3, "up, down and up again"
+    assert len(flips["Reconciled"]) == len(flips["Registered"]) == 1, "these held all the time"
+    progress = [condition(each, "Reconciling").get("status") for each in versions]
+    assert set(progress) <= {None, "True"}, "it exists only while it is true"
+    assert condition(versions[-1], "Reconciling") == condition(versions[-1], "Stalled") == {}
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_what_others_say_in_the_status_survives(admin: Kube, namespace: str) -> None:
+    """Conditions and fields of other writers stay; a condition of ours that somebody changed says the truth again."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0, service={"type": "LoadBalancer"}))
+    before = wait_reconciled(admin, key)
+    assert "address" not in before["status"], "no load balancer has given one"
+
+    foreign = {"status": {"conditions": [FOREIGN_CONDITION], "address": "192.0.2.7"}}
+    admin.apply(ENVOY_PROXY, shell(before) | foreign, field_manager="scanner", subresource="status")
+    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": "shop.example.com"}}})
+    after = admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
+    assert condition(after, FOREIGN_CONDITION["type"]) == FOREIGN_CONDITION
+    assert after["status"]["address"] == "192.0.2.7"
+
+    index = [each["type"] for each in after["status"]["conditions"]].index("Reconciled")
+    lie = [{"op": "replace", "path": f"/status/conditions/{index}/status", "value": "False"}]
+    admin.patch(ENVOY_PROXY, key, lie, patch_type="json", subresource="status", field_manager="liar")
+    admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
+    # An Update that replaces the whole list is the rudest way.
+    admin.patch(ENVOY_PROXY, key, {"status": {"conditions": [FOREIGN_CONDITION]}}, subresource="status")
+    again = admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
+    assert condition(again, FOREIGN_CONDITION["type"]) == FOREIGN_CONDITION
+    assert again["status"]["observedGeneration"] == again["metadata"]["generation"] == 2
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_the_numbers_are_the_deployments(admin: Kube, namespace: str) -> None:
+    """``replicas`` and ``readyReplicas`` count Pods; without a node there are some, and none is ready."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=3))
+    proxy = admin.wait_until(ENVOY_PROXY, key, lambda live: live["status"].get("replicas") == 3)
+    assert proxy["status"]["readyReplicas"] == 0
+    assert proxy["status"]["address"] == f"web-envoy.{namespace}.svc"
+    assert proxy["status"]["selector"] == "app.kubernetes.io/instance=web,app.kubernetes.io/name=envoy"
+    assert condition(proxy, "Available")["reason"] == "NotEnoughReady"
+    assert condition(proxy, "Reconciling")["status"] == "True"
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_a_configuration_that_fits_nowhere_stalls_without_a_write(admin: Kube, audit: AuditLog, namespace: str) -> None:
+    """What only the operator can see is wrong becomes ``Stalled`` with its reason, and nothing else is written."""
+    key = Key(namespace, "web")
+    mark = audit.mark()
+    admin.create(ENVOY_PROXY, a_proxy(namespace, **too_large()))
+    proxy = admin.wait_until(ENVOY_PROXY, key, is_stalled("ConfigurationTooLarge"))
+    assert kstatus(proxy) == "Failed"
+    assert condition(proxy, "Reconciled")["reason"] == condition(proxy, "Ready")["reason"] == "ConfigurationTooLarge"
+    assert writes_to_children(audit, key, mark) == []
+
+    admin.patch(ENVOY_PROXY, key, {"spec": a_proxy(namespace)["spec"]})
+    recovered = wait_reconciled(admin, key)
+    assert condition(recovered, "Stalled") == {}
+    running = family(admin, key)
+    # The same edit of a running proxy leaves everything as it runs.
+    mark = audit.mark()
+    admin.patch(ENVOY_PROXY, key, {"spec": too_large()})
+    admin.wait_until(ENVOY_PROXY, key, is_stalled("ConfigurationTooLarge"))
+    assert writes_to_children(audit, key, mark) == []
+    assert family(admin, key).uids == running.uids
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_an_immutable_child_stalls_and_names_itself(admin: Kube, audit: AuditLog, namespace: str) -> None:
+    """A ConfigMap that somebody made immutable can't follow an edit: it is named, and no Pod gets the new hash."""
+    key, child = Key(namespace, "web"), child_key(Key(namespace, "web"))
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    wait_reconciled(admin, key)
+    admin.patch(CONFIG_MAP, child, {"immutable": True})
+    before = family(admin, key)
+    mark = audit.mark()
+
+    backends = [{"name": "app", "endpoints": [{"host": "new.example.com", "port": 8080}]}]
+    admin.patch(ENVOY_PROXY, key, {"spec": {"backends": backends}})
+    proxy = admin.wait_until(ENVOY_PROXY, key, is_stalled("Invalid"))
+    assert "data" in condition(proxy, "Stalled")["message"]
+    assert str(child) in condition(proxy, "Stalled")["message"]
+    time.sleep(REST_S)
+    deployment = admin.get(DEPLOYMENT, child)
+    assert deployment["spec"] == before.children[DEPLOYMENT]["spec"]
+    attempts = [each.resource for each in writes_to_children(audit, key, mark)]
+    assert attempts == [CONFIG_MAP.plural], "what was refused is not sent again and again"
+
+    admin.delete(CONFIG_MAP, child)
+    wait_reconciled(admin, key)
+    assert not drift_of(admin, key)
+
+
+@pytest.mark.usefixtures("running_operator")
+def test_a_quota_stalls_until_it_is_raised(admin: Kube, namespace: str) -> None:
+    """A child that the namespace may not have is a matter for people; once it may, it is made without being asked."""
+    key = Key(namespace, "web")
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"namespace": namespace, "name": "none"}}
+    admin.create(RESOURCE_QUOTA, quota | {"spec": {"hard": {"services": "0"}}})
+    at = Key(namespace, "none")
+    admin.wait_until(RESOURCE_QUOTA, at, lambda live: live.get("status", {}).get("hard") == {"services": "0"})
+
+    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    proxy = admin.wait_until(ENVOY_PROXY, key, is_stalled("Forbidden"))
+    assert str(child_key(key)) in condition(proxy, "Stalled")["message"]
+    assert condition(proxy, "Registered")["status"] == "False"
+
+    admin.delete(RESOURCE_QUOTA, at)
+    wait_reconciled(admin, key)
+    assert_one_of_everything(admin, key)
+
+
+def shell(proxy: Object) -> Object:
+    """The identity of a proxy, to apply something to."""
+    metadata = {name: proxy["metadata"][name] for name in ("namespace", "name")}
+    return {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": metadata}
+
+
+def too_large() -> dict[str, Any]:
+    """A spec that obeys every rule of the schema and whose Envoy configuration does not fit into a ConfigMap."""
+    by_host = [
+        {"match": {"hosts": [f"h{number}.d{group}.example.com" for number in range(16)]}, "backend": "app"}
+        for group in range(32)
+    ]
+    # Each of these serves every host above, too.
+    by_path = [{"match": {"pathPrefix": f"/{number}/{'p' * 400}"}, "backend": "app"} for number in range(32)]
+    routes = [*by_host, *by_path]
+    return {"listeners": [{"name": f"l{number}", "port": 8000 + number, "routes": routes} for number in range(2)]}
+
+
+def kubectl_waits(control_plane: ControlPlane, namespace: str, condition: str) -> None:
+    """``kubectl wait`` sees what we see, where there is a kubectl."""
+    if shutil.which("kubectl") is None:
+        return
+    command = ["kubectl", f"--kubeconfig={control_plane.kubeconfig}", "--namespace", namespace]
+    subprocess.run([*command, "wait", "eproxy/web", f"--for={condition}", "--timeout=5s"], check=True, timeout=20)

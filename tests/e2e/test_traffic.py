@@ -1,0 +1,198 @@
+"""Real requests through real proxies: what is declared is what clients meet, before, during and after an edit."""
+
+import json
+import os
+import socket
+import time
+from typing import Any, Final
+
+import httpx2
+import pytest
+
+from operator_app.api import READINESS_PORT
+from operator_app.desired import child_key, selector_labels
+from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
+from tests.e2e.kube import POD, SERVICE_ACCOUNT, Kube, wait_until
+from tests.e2e.node import StandInNode
+from tests.e2e.proxies import a_proxy, condition, family, history, holds, kstatus, version, wait_ready
+
+IMAGE: Final = "envoyproxy/envoy:v1.40.0"
+READY_TIMEOUT_S: Final = 60.0
+BACKENDS: Final = {"app": 8080, "assets": 8081, "next": 8082}
+"""Name and port of what answers behind the proxy, each with its name in one line."""
+
+pytestmark = [pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def namespace(admin: Kube, namespace: str, standin_node: StandInNode | None) -> str:
+    """A namespace whose Pods run, and can be reached from here; elsewhere the test is skipped, and says why."""
+    if standin_node is not None and not standin_node.runs_envoy:
+        pytest.skip("the stand-in node only validates configurations here: no root, or no network namespaces")
+    admin.wait_until(SERVICE_ACCOUNT, Key(namespace, "default"), bool)
+    return namespace
+
+
+def listener(name: str, port: int) -> Object:
+    """An Envoy listener that answers every request with its name."""
+    types = "type.googleapis.com/envoy.extensions.filters"
+    answer = {"match": {"prefix": "/"}, "direct_response": {"status": 200, "body": {"inline_string": name}}}
+    manager = {
+        "@type": f"{types}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": name,
+        "route_config": {"virtual_hosts": [{"name": name, "domains": ["*"], "routes": [answer]}]},
+        "http_filters": [
+            {"name": "envoy.filters.http.router", "typed_config": {"@type": f"{types}.http.router.v3.Router"}}
+        ],
+    }
+    return {
+        "name": name,
+        "address": {"socket_address": {"address": "0.0.0.0", "port_value": port}},  # noqa: S104  # a Pod's own address
+        "filter_chains": [
+            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+        ],
+    }
+
+
+def create_backends(admin: Kube, namespace: str) -> None:
+    """One Pod with one listener for each backend, and the Service through which proxies find it."""
+    labels = {"app": "backends"}
+    at = {"namespace": namespace, "name": "backends"}
+    config = {"static_resources": {"listeners": [listener(name, port) for name, port in BACKENDS.items()]}}
+    data = {"envoy.json": json.dumps(config)}
+    admin.create(CONFIG_MAP, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": at, "data": data})
+    container = {
+        "name": "envoy",
+        "image": IMAGE,
+        "args": ["-c", "/etc/envoy/envoy.json", "--concurrency", "1", "--disable-hot-restart"],
+        "readinessProbe": {"httpGet": {"path": "/", "port": BACKENDS["app"]}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "config", "mountPath": "/etc/envoy", "readOnly": True}],
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 101, "runAsGroup": 101},
+    }
+    pod = {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        "volumes": [{"name": "config", "configMap": {"name": "backends"}}],
+    }
+    admin.create(POD, {"apiVersion": "v1", "kind": "Pod", "metadata": at | {"labels": labels}, "spec": pod})
+    ports = [{"name": name, "port": port} for name, port in BACKENDS.items()]
+    spec = {"selector": labels, "ports": ports}
+    admin.create(SERVICE, {"apiVersion": "v1", "kind": "Service", "metadata": at, "spec": spec})
+
+
+def routed(namespace: str, *, to: str = "app", **spec: Any) -> Object:
+    """A proxy that routes by host and by path to its backends, and everything else to one of them."""
+    host = f"backends.{namespace}.svc.cluster.local"
+    return a_proxy(
+        namespace,
+        listeners=[
+            {
+                "name": "http",
+                "port": 80,
+                "routes": [
+                    {"match": {"hosts": ["assets.example.com"]}, "backend": "assets"},
+                    {"match": {"pathPrefix": "/assets"}, "backend": "assets"},
+                    {"match": {"hosts": ["closed.example.com"], "pathExact": "/only"}, "backend": "next"},
+                    {"backend": to},
+                ],
+            },
+            {"name": "tcp", "port": 5432, "protocol": "TCP", "routes": [{"backend": "next"}]},
+        ],
+        backends=[
+            {"name": name, "endpoints": [{"host": host, "port": port}], "connectTimeout": "1s"}
+            for name, port in BACKENDS.items()
+        ],
+        **spec,
+    )
+
+
+def proxy_pods(admin: Kube, key: Key) -> list[Object]:
+    """The Pods that serve, of one proxy."""
+    selector = ",".join(f"{name}={value}" for name, value in selector_labels(key.name).items())
+    pods = admin.list(POD, key.namespace, label_selector=selector)
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("podIP")]
+
+
+def reachable(pod: Object, port: int) -> str:
+    """The address of a Pod; where Pods' addresses can't be reached from here, the test is skipped."""
+    address: str = pod["status"]["podIP"]
+    try:
+        socket.create_connection((address, port), timeout=3).close()
+    except OSError as error:
+        if os.environ.get("E2E_KUBECONFIG"):
+            pytest.skip(f"the Pods of this cluster can't be reached from here: {error}")
+        raise
+    return address
+
+
+def ask(address: str, port: int, host: str = "shop.example.com", path: str = "/") -> tuple[int, str]:
+    """Status and text of one answer."""
+    answer = httpx2.get(f"http://{address}:{port}{path}", headers={"Host": host}, trust_env=False, timeout=3)
+    return answer.status_code, answer.text
+
+
+def test_requests_reach_the_backend_that_is_declared(admin: Kube, namespace: str) -> None:
+    """By host, by path and by port; after an edit the others; in between the status is honest and nothing fails."""
+    key = Key(namespace, "web")
+    create_backends(admin, namespace)
+    admin.create(ENVOY_PROXY, routed(namespace))
+    proxy = wait_ready(admin, key, READY_TIMEOUT_S)
+    assert kstatus(proxy) == "Current"
+    assert all(condition(proxy, kind)["status"] == "True" for kind in ("Available", "Reconciled", "Registered"))
+    assert (proxy["status"]["replicas"], proxy["status"]["readyReplicas"]) == (1, 1)
+
+    (pod,) = proxy_pods(admin, key)
+    address = reachable(pod, 10080)
+    wait_until(lambda: ask(address, 10080) == (200, "app"), what="the backend to be resolved")
+    assert ask(address, 10080, path="/assets/logo.png") == (200, "assets")
+    assert ask(address, 10080, path="/assetsX") == (200, "app")
+    assert ask(address, 10080, host="assets.example.com") == (200, "assets")
+    assert ask(address, 10080, host="closed.example.com", path="/only") == (200, "next")
+    assert ask(address, 10080, host="closed.example.com", path="/other") == (200, "app")
+    assert ask(address, 5432) == (200, "next"), "bytes of a TCP listener are passed on"
+    assert ask(address, READINESS_PORT, path="/ready")[0] == 200
+    for path in ("/", "/readyz", "/stats", "/assets", "/ready/"):
+        assert ask(address, READINESS_PORT, path=path)[0] == 404, "the readiness listener serves nothing else"
+
+    before = family(admin, key)
+    admin.patch(ENVOY_PROXY, key, {"spec": routed(namespace, to="next")["spec"]})
+    deadline_mono = time.monotonic() + READY_TIMEOUT_S
+    answers = []
+    while not holds("Ready", generation=2)(admin.get(ENVOY_PROXY, key)):
+        assert time.monotonic() < deadline_mono, condition(admin.get(ENVOY_PROXY, key), "Ready")
+        answers.append(ask(address, 10080))
+        time.sleep(0.05)
+    assert set(answers) == {(200, "app")}, "the old proxy serves until the new one is ready, and then drains"
+    wait_until(lambda: len(proxy_pods(admin, key)) == 1, READY_TIMEOUT_S, "the old Pod to go")
+
+    (new,) = proxy_pods(admin, key)
+    assert new["metadata"]["uid"] != pod["metadata"]["uid"]
+    moved = reachable(new, 10080)
+    wait_until(lambda: ask(moved, 10080)[0] == 200, what="the backend to be resolved")
+    assert ask(moved, 10080) == (200, "next")
+    assert ask(moved, 10080, path="/assets/logo.png") == (200, "assets")
+    assert family(admin, key).uids == before.uids
+
+    after_edit = [each for each in history(admin, key, before.proxy) if each["metadata"]["generation"] == 2]
+    ready_at = next(version(each) for each in after_edit if holds("Ready", generation=2)(each))
+    waiting = [each for each in after_edit if version(each) < ready_at]
+    assert all(kstatus(each) == "InProgress" for each in waiting)
+    assert any(condition(each, "Reconciling").get("status") == "True" for each in waiting)
+    assert all(condition(each, "Available")["status"] == "True" for each in after_edit), "a proxy served all the time"
+
+
+def test_a_proxy_that_cannot_start_is_not_ready(admin: Kube, namespace: str) -> None:
+    """With Pods that never answer the children are reconciled and the proxy is not available, until the image is."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, routed(namespace, image="example.com/not/an-image:v1"))
+    admin.wait_until(ENVOY_PROXY, key, holds("Reconciled"), READY_TIMEOUT_S)
+    time.sleep(2)
+    proxy = admin.get(ENVOY_PROXY, key)
+    assert condition(proxy, "Available")["status"] == condition(proxy, "Ready")["status"] == "False"
+    assert proxy["status"]["readyReplicas"] == 0
+
+    admin.patch(ENVOY_PROXY, key, {"spec": {"image": IMAGE, "replicas": 2}})
+    recovered = wait_ready(admin, key, READY_TIMEOUT_S)
+    assert admin.get(DEPLOYMENT, child_key(key))["status"]["readyReplicas"] == 2
+    admin.wait_until(ENVOY_PROXY, key, lambda live: live["status"]["readyReplicas"] == 2)
+    assert kstatus(recovered) == "Current"
