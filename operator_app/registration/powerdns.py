@@ -297,7 +297,7 @@ async def connect(settings: Settings) -> AsyncGenerator[PowerDnsRegistry]:
         timeout=settings.powerdns_timeout_s,
         limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
         trust_env=False,
-        verify=_tls(settings),
+        verify=_tls(settings) if url.startswith("https:") else False,
     )
     async with client:
         api = PowerDnsApi(client, server_id=settings.powerdns_server_id, timeout_s=settings.powerdns_timeout_s)
