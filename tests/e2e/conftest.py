@@ -15,6 +15,7 @@ import pytest
 from lightkube.core.exceptions import ConfigError
 
 from operator_app.kinds import NAMESPACE, Key
+from tests.e2e.budget import avoidable
 from tests.e2e.controlplane import (
     AuditLog,
     AuditUnavailableError,
@@ -25,6 +26,7 @@ from tests.e2e.controlplane import (
     StartError,
     ToolchainError,
 )
+from tests.e2e.controlplane.audit import service_account_user
 from tests.e2e.kube import Kube, KubeError, apply_manifest
 from tests.e2e.node.fixture import standin_node as standin_node  # noqa: PLC0414  # a fixture is found by its import
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
@@ -106,7 +108,20 @@ def operator_kubeconfig(control_plane: Cluster, admin: Kube) -> Path:
 
 
 @pytest.fixture
-def operator(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[OperatorProcess]:
+def budget(control_plane: Cluster) -> Iterator[None]:
+    """Fails the test when one of the operator's writes left its object as it was, by the API server's account."""
+    try:
+        audit = control_plane.audit()
+    except AuditUnavailableError:
+        yield
+        return
+    mark = audit.mark()
+    yield
+    assert avoidable(audit.writes(service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT), mark)) == []
+
+
+@pytest.fixture
+def operator(operator_kubeconfig: Path, tmp_path: Path, budget: None) -> Iterator[OperatorProcess]:  # noqa: ARG001
     """An operator that is not running yet; whatever runs at the end of the test is stopped.
 
     A round that crashed, or a write that changed nothing, fails the test whatever else it saw.
