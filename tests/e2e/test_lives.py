@@ -64,14 +64,14 @@ def test_a_new_life_takes_over_nothing(admin: Kube, audit: AuditLog, namespace: 
     mark = audit.mark()
 
     admin.delete(ENVOY_PROXY, key, propagation=propagation)
-    born = reborn(admin, a_proxy(namespace, registration={"hostname": "second.example.com"}))
+    born = reborn(admin, a_proxy(namespace, registration={"hostname": f"{namespace}.example.com"}))
     wait_reconciled(admin, key)
 
     new = assert_one_of_everything(admin, key)
     assert new.proxy["metadata"]["uid"] == born["metadata"]["uid"]
     assert not set(new.uids.values()) & set(old.uids.values())
     assert admin.find(PROXY_REGISTRATION, record_key(old.proxy)) is None
-    assert new.record["spec"]["hostname"] == "second.example.com"
+    assert new.record["spec"]["hostname"] == f"{namespace}.example.com"
     assert not drift_of(admin, key)
     done = [each for each in writes_to_children(audit, key, mark) if each.code < 400]
     assert sorted((each.resource, each.code) for each in done) == sorted((kind.plural, 201) for kind in CHILD_KINDS)

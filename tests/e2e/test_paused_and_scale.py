@@ -74,7 +74,7 @@ def test_drift_of_a_paused_proxy_is_told_and_repaired_later(admin: Kube, audit: 
     told = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "Paused"))
     assert ".spec.selector" in condition(told, "Reconciled")["message"]
     admin.delete(DEPLOYMENT, child)
-    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": "shop.example.com"}}})
+    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": f"{namespace}.example.com"}}})
     told = admin.wait_until(ENVOY_PROXY, key, lambda live: live["status"]["observedGeneration"] == 3)
     assert condition(told, "Registered")["status"] == "False"
     time.sleep(REST_S)
@@ -90,7 +90,7 @@ def test_drift_of_a_paused_proxy_is_told_and_repaired_later(admin: Kube, audit: 
     wait_reconciled(admin, key)
     assert not drift_of(admin, key)
     after = assert_one_of_everything(admin, key)
-    assert after.record["spec"]["hostname"] == "shop.example.com"
+    assert after.record["spec"]["hostname"] == f"{namespace}.example.com"
 
 
 def test_a_paused_proxy_can_be_deleted(admin: Kube, namespace: str) -> None:

@@ -202,10 +202,11 @@ async def test_an_old_generation_does_not_replace_a_newer_record(
 ) -> None:
     """A second operator that is behind by one generation leaves the record of the newer one as it is."""
     old = await converged(admin, these, key, proxy)
-    these.know(ENVOY_PROXY, admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": "new.example.com"}}}))
+    hostname = f"{key.namespace}.example.com"
+    these.know(ENVOY_PROXY, admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": hostname}}}))
     await these.reconciler.round(key)
     now = admin.get(PROXY_REGISTRATION, record_key(old))
-    assert (now["spec"]["generation"], now["spec"]["hostname"]) == (2, "new.example.com")
+    assert (now["spec"]["generation"], now["spec"]["hostname"]) == (2, hostname)
 
     async with rooms(control_plane.kubeconfig) as behind:
         behind.know(ENVOY_PROXY, old)

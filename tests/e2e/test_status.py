@@ -64,7 +64,7 @@ def test_existing_is_not_done(admin: Kube, audit: AuditLog, namespace: str, runn
     admin.patch(CONFIG_MAP, child, {"data": {"envoy.json": "{}"}})
     admin.delete(DEPLOYMENT, child)
     admin.wait_gone(DEPLOYMENT, child)
-    edit = {"registration": {"hostname": "shop.example.com"}, "replicas": 2}
+    edit = {"registration": {"hostname": f"{namespace}.example.com"}, "replicas": 2}
     edited = admin.patch(ENVOY_PROXY, key, {"spec": edit})
     assert edited["metadata"]["generation"] == 2
     assert condition(edited, "Reconciled")["status"] == "True", "said of the generation before"
@@ -127,7 +127,7 @@ def test_times_and_generations_move_only_with_the_truth(
     time.sleep(0.3)
     assert admin.get(ENVOY_PROXY, key) == noisy, "noise in the labels is no reason to write"
 
-    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": "shop.example.com"}}})
+    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": f"{namespace}.example.com"}}})
     admin.wait_until(ENVOY_PROXY, key, holds("Ready", generation=2))
     admin.patch(SERVICE, child_key(key), {"spec": {"selector": {"app": "other"}}})
     wait_until(lambda: not drift_of(admin, key), what="the repair")
@@ -173,7 +173,7 @@ def test_what_others_say_in_the_status_survives(admin: Kube, namespace: str) -> 
 
     foreign = {"status": {"conditions": [FOREIGN_CONDITION], "address": "192.0.2.7"}}
     admin.apply(ENVOY_PROXY, shell(before) | foreign, field_manager="scanner", subresource="status")
-    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": "shop.example.com"}}})
+    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": f"{namespace}.example.com"}}})
     after = admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
     assert condition(after, FOREIGN_CONDITION["type"]) == FOREIGN_CONDITION
     assert after["status"]["address"] == "192.0.2.7"
