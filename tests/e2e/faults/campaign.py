@@ -24,7 +24,7 @@ from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
 from tests.e2e.faults import verdict
 from tests.e2e.faults.mirror import KINDS, Mirror, View, about
-from tests.e2e.faults.plan import KILLS, Fault, FaultKind, Plan, Point, points_in_all
+from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point, points_in_all
 from tests.e2e.faults.proxy import FaultProxy
 from tests.e2e.faults.scenarios import MARK, NAME, Scenario, fresh_proxy
 from tests.e2e.kube import Kube
@@ -331,11 +331,6 @@ class Campaign:
                 run.uid = self._admin.create(ENVOY_PROXY, fresh_proxy(run.namespace))["metadata"]["uid"]
                 run.is_waiting_for_rebirth = False
                 run.acted_mono = time.monotonic()
-
-
-def is_kill(run: Run) -> bool:
-    """Whether the run's fault ends the operator."""
-    return run.kind in KILLS
 
 
 _PREPARED: Final = Scenario("preparation", lambda _admin, _namespace: None, is_prepared=False)

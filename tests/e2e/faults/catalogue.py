@@ -12,7 +12,7 @@ from typing import Final
 from tests.e2e.faults.campaign import Run
 from tests.e2e.faults.mirror import KINDS
 from tests.e2e.faults.plan import BREAKING, KILLS, FaultKind, Point, applicable
-from tests.e2e.faults.scenarios import SCENARIOS, Scenario
+from tests.e2e.faults.scenarios import SCENARIOS
 
 SWEPT: Final = frozenset({FaultKind.INVALID, FaultKind.HIDE, FaultKind.REPLAY})
 """Faults after which the operator is rightly content, or rightly stalled, until its next sweep."""
@@ -22,22 +22,22 @@ SWEPT: Final = frozenset({FaultKind.INVALID, FaultKind.HIDE, FaultKind.REPLAY})
 class Catalogue:
     """Runs by how they are conducted.
 
-    ``alone``: felt by one proxy only. ``swept``: the same, healed by a sweep. ``breaking``: a stream breaks.
     ``kills``: the operator is killed. ``starts``: its lists and the opening of its watches go wrong when it starts.
+    ``breaking``: a stream breaks. ``alone``: felt by one proxy only. ``swept``: the same, healed by a sweep.
     """
 
-    alone: list[Run] = field(default_factory=list)
-    swept: list[Run] = field(default_factory=list)
-    breaking: list[Run] = field(default_factory=list)
     kills: list[Run] = field(default_factory=list)
     starts: list[Run] = field(default_factory=list)
+    breaking: list[Run] = field(default_factory=list)
+    alone: list[Run] = field(default_factory=list)
+    swept: list[Run] = field(default_factory=list)
 
     def __len__(self) -> int:
         return sum(map(len, self.groups()))
 
     def groups(self) -> tuple[list[Run], ...]:
         """All groups, in the order in which they are conducted."""
-        return (self.alone, self.swept, self.breaking, self.kills, self.starts)
+        return (self.kills, self.starts, self.breaking, self.alone, self.swept)
 
     def runs(self) -> list[Run]:
         """All runs."""
@@ -106,18 +106,3 @@ def batches(runs: list[Run], size: int) -> list[list[Run]]:
 def again(run: Run) -> Run:
     """The same run in another namespace."""
     return Run(run.scenario, run.kind, run.point)
-
-
-def a_slice(points: Mapping[str, Iterable[Point]], scenarios: Iterable[Scenario]) -> Catalogue:
-    """A fixed part of everything that takes less than a minute: each fault once for each of ``scenarios``.
-
-    Each fault moves one point further than the fault before it, so that together they cover many points.
-    """
-    catalogue = Catalogue()
-    for scenario in scenarios:
-        known = list(points[scenario.name])
-        for number, kind in enumerate(FaultKind):
-            fitting = [point for point in known if kind in applicable(point)]
-            if fitting:
-                catalogue.add(Run(scenario, kind, fitting[number % len(fitting)]))
-    return catalogue

@@ -38,11 +38,12 @@ def conduct(
     for _ in range(ATTEMPTS):
         if len(wanted) <= BATCH:
             campaign.prepare(wanted.runs())
-        _alone(campaign, wanted.alone, report)
-        _swept(campaign, wanted.swept, sweep_interval_s, report)
-        _breaking(campaign, wanted.breaking, report)
+        # What takes many starts comes first, while there are few proxies to start with.
         _kills(campaign, wanted.kills, report)
         _starts(campaign, wanted.starts, report)
+        _breaking(campaign, wanted.breaking, report)
+        _alone(campaign, wanted.alone, report)
+        _swept(campaign, wanted.swept, sweep_interval_s, report)
         made = wanted.runs()
         done += [run for run in made if run.is_struck]
         missed = [run for run in made if not run.is_struck]
@@ -99,8 +100,7 @@ def _kills(campaign: Campaign, runs: list[Run], report: Report) -> None:
     if not runs:
         return
     begun = _begin(report, "kills", runs)
-    for batch in batches(runs, BATCH):
-        campaign.prepare(batch)
+    campaign.prepare(runs)
     campaign.stop()
     for run in runs:
         campaign.act(run)
