@@ -1,0 +1,413 @@
+"""A small world for random histories: two proxies in a namespace, up to two operators, users, editors and strangers.
+
+``World`` offers what they can do, remembers what should be true because of it, and at each ``rest`` holds the cluster
+to it. It never looks at the operator's insides. Which things happen in which order is up to the tests.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Final, Literal
+
+from operator_app.desired import child_key
+from operator_app.kinds import (
+    CHILD_KINDS,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    FIELD_MANAGER,
+    LABEL_MANAGED_BY,
+    NAMESPACE,
+    PROXY_REGISTRATION,
+    SERVICE,
+    Key,
+    Kind,
+    Object,
+    key_of,
+)
+from operator_app.ownership import differences, fields_of
+from tests.e2e.budget import avoidable
+from tests.e2e.controlplane import AuditLog
+from tests.e2e.kube import Kube, KubeError, PatchType
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
+from tests.e2e.proxies import OPERATOR_USER, a_proxy, condition, declared_children, record_key
+
+NAMES: Final = ("a", "b")
+MARK: Final = "example.com/mark"
+REST_TIMEOUT_S: Final = 60.0
+QUIET_S: Final = 1.2
+"""Nobody writes for this long; the operator's own counters settle within 1 s."""
+
+QUICK_PEACE: Final = (
+    "--contention-window-s=1",
+    "--contention-base-s=0.2",
+    "--contention-cap-s=1",
+)
+"""Fights are forgotten within 2 s, so that a rest does not have to wait for a minute."""
+
+_CONTAINER: Final = "/spec/template/spec/containers/0"
+
+SPECS: Final[dict[str, Object]] = {
+    "plain": {},
+    "scaled": {"replicas": 2},
+    "stopped": {"replicas": 0},
+    "rerouted": {
+        "listeners": [{"name": "http", "port": 80, "routes": [{"match": {"pathPrefix": "/x"}, "backend": "app"}]}]
+    },
+    "two ports": {
+        "listeners": [
+            {"name": "http", "port": 80, "routes": [{"backend": "app"}]},
+            {"name": "tcp", "port": 5432, "protocol": "TCP", "routes": [{"backend": "app"}]},
+        ]
+    },
+    "dressed": {
+        "service": {"type": "NodePort", "annotations": {"example.com/a": "1"}},
+        "resources": {"limits": {"cpu": "1", "memory": "256Mi"}},
+        "registration": {"hostname": "example.com"},
+    },
+}
+"""Declarations by name; each is a whole spec but for what ``a_proxy`` gives. No two proxies may have one hostname."""
+
+EDITS: Final[dict[str, tuple[Kind, PatchType, Object | list[Object]]]] = {
+    "selector": (SERVICE, "json", [{"op": "replace", "path": "/spec/selector", "value": {"app": "other"}}]),
+    "port": (SERVICE, "json", [{"op": "replace", "path": "/spec/ports/0/targetPort", "value": 9999}]),
+    "type": (SERVICE, "merge", {"spec": {"type": "NodePort"}}),
+    "image": (DEPLOYMENT, "json", [{"op": "replace", "path": f"{_CONTAINER}/image", "value": "example.com/x:v1"}]),
+    "args": (DEPLOYMENT, "json", [{"op": "add", "path": f"{_CONTAINER}/args/-", "value": "--log-level=trace"}]),
+    "scale": (DEPLOYMENT, "merge", {"spec": {"replicas": 3}}),
+    "data": (CONFIG_MAP, "merge", {"data": {"envoy.json": "{}"}}),
+    "data gone": (CONFIG_MAP, "merge", {"data": {"envoy.json": None}}),
+    "label": (SERVICE, "merge", {"metadata": {"labels": {LABEL_MANAGED_BY: "nobody"}}}),
+    "label gone": (DEPLOYMENT, "merge", {"metadata": {"labels": {LABEL_MANAGED_BY: None}}}),
+    "ownership wiped": (CONFIG_MAP, "merge", {"metadata": {"managedFields": [{}]}}),
+}
+"""What editors do to children, by name."""
+
+Propagation = Literal["Background", "Foreground", "Orphan"]
+
+
+class World:
+    """The cluster as seen by everybody but the operator. Not safe for threads. ``end`` must be called."""
+
+    def __init__(self, admin: Kube, audit: AuditLog, kubeconfig: Path, directory: Path) -> None:
+        self._admin = admin
+        self._audit = audit
+        life = uuid.uuid4().hex[:8]
+        self._operators = tuple(OperatorProcess(kubeconfig, directory / f"operator-{life}-{n}.log") for n in (0, 1))
+        self._since = audit.mark()
+        self._was_alone = True
+        self._declared: dict[str, Object] = {}
+        self._strangers: dict[tuple[Kind, str], Object] = {}
+        self._marks: dict[tuple[Kind, str], tuple[str, str]] = {}
+        self._marked = 0
+        self.history: list[str] = []
+        self._namespace = ""
+        self._move_in()
+
+    # --- what users do
+
+    def declare(self, name: str, spec: str) -> None:
+        """Create a proxy, or change its whole spec; one that is on its way out is left alone."""
+        self.history.append(f"declare({name!r}, {spec!r})")
+        wanted = a_proxy(self._namespace, name, **deepcopy(SPECS[spec]))
+        if "registration" in wanted["spec"]:
+            wanted["spec"]["registration"]["hostname"] = f"{name}.{self._namespace}.example.com"
+        live = self._admin.find(ENVOY_PROXY, key_of(wanted))
+        if live is None:
+            self._admin.create(ENVOY_PROXY, wanted)
+        elif "deletionTimestamp" in live["metadata"]:
+            return
+        else:
+            replaced = [{"op": "replace", "path": "/spec", "value": wanted["spec"]}]
+            self._admin.patch(ENVOY_PROXY, key_of(wanted), replaced, patch_type="json", field_manager="user")
+        self._declared[name] = wanted
+
+    def withdraw(self, name: str, propagation: Propagation = "Background") -> None:
+        """Delete a proxy."""
+        self.history.append(f"withdraw({name!r}, {propagation!r})")
+        self._delete(ENVOY_PROXY, Key(self._namespace, name), propagation)
+        self._declared.pop(name, None)
+
+    def leave(self) -> None:
+        """Delete the namespace with everything in it, and move into another one."""
+        self.history.append("leave()")
+        old = Key("", self._namespace)
+        self._admin.delete(NAMESPACE, old)
+        self._declared.clear()
+        self._strangers.clear()
+        self._marks.clear()
+        self._ensure_operator()
+        self._admin.wait_gone(NAMESPACE, old, timeout_s=REST_TIMEOUT_S)
+        self._move_in()
+
+    # --- what others do
+
+    def edit(self, name: str, what: str) -> None:
+        """Change what is ours of a child; a stranger's object under its name is changed for good."""
+        self.history.append(f"edit({name!r}, {what!r})")
+        kind, patch_type, patch = EDITS[what]
+        if (kind, name) not in self._strangers:
+            self._patch(kind, name, patch, patch_type)
+
+    def mark(self, name: str, kind: Kind) -> None:
+        """Put a label and an annotation on a child, and a label on the proxy."""
+        self.history.append(f"mark({name!r}, {kind.plural})")
+        self._marked += 1
+        value = str(self._marked)
+        patch = {"metadata": {"labels": {MARK: value}, "annotations": {MARK: value}}}
+        self._patch_proxy(name, {"metadata": {"labels": {MARK: value}}})
+        if (kind, name) not in self._strangers:
+            live = self._patch(kind, name, patch, "merge")
+            if live is not None:
+                self._marks[kind, name] = live["metadata"]["uid"], value
+
+    def remove(self, name: str, kind: Kind) -> None:
+        """Delete a child."""
+        self.history.append(f"remove({name!r}, {kind.plural})")
+        if (kind, name) not in self._strangers:
+            self._delete(kind, self._child(name), "Background")
+
+    def intrude(self, name: str, kind: Kind, *, is_labelled: bool = False) -> None:
+        """Create an object of a stranger's under a child's name, if it is free; it may carry the operator's label."""
+        self.history.append(f"intrude({name!r}, {kind.plural}, is_labelled={is_labelled})")
+        stranger = _stranger(kind, self._child(name), is_labelled=is_labelled)
+        try:
+            self._strangers[kind, name] = self._admin.create(kind, stranger)
+        except KubeError as error:
+            if error.reason != "AlreadyExists":
+                raise
+
+    def retreat(self, name: str, kind: Kind) -> None:
+        """Delete the stranger's object, if there is one."""
+        self.history.append(f"retreat({name!r}, {kind.plural})")
+        if self._strangers.pop((kind, name), None) is not None:
+            self._delete(kind, self._child(name), "Background")
+
+    # --- what happens to operators
+
+    def start(self, which: int) -> None:
+        """Start an operator, if it does not run; the other one may run, too."""
+        self.history.append(f"start({which})")
+        if not self._operators[which].is_running:
+            self._operators[which].start(*QUICK_PEACE)
+            self._was_alone = self._was_alone and self._running == [self._operators[which]]
+
+    def kill(self, which: int) -> None:
+        """``kill -9``."""
+        self.history.append(f"kill({which})")
+        self._operators[which].kill()
+
+    def stop(self, which: int) -> None:
+        """SIGTERM."""
+        self.history.append(f"stop({which})")
+        self._operators[which].stop()
+
+    # --- what must be true
+
+    def rest(self) -> None:
+        """Let an operator run, wait until everything is right, and see that it stays so without a single write."""
+        self.history.append("rest()")
+        self._ensure_operator()
+        deadline_mono = time.monotonic() + REST_TIMEOUT_S
+        while problems := list(self._problems()):
+            assert time.monotonic() < deadline_mono, self._complaint(problems)
+            time.sleep(0.1)
+        time.sleep(QUIET_S)
+        quiet = self._audit.mark()
+        time.sleep(QUIET_S)
+        writes = [each for each in self._audit.writes(OPERATOR_USER, quiet) if self._is_here(each.namespace, each.name)]
+        assert writes == [], self._complaint([f"written at rest: {each}" for each in writes])
+        problems = list(self._problems())
+        assert problems == [], self._complaint(problems)
+        if self._was_alone:
+            wasted = avoidable(self._audit.writes(OPERATOR_USER, self._since))
+            assert wasted == [], self._complaint([f"avoidable: {each}" for each in wasted])
+        for each in self._running:
+            assert each.metric("operator_app_writes_total", outcome="unchanged") == 0, self._complaint([])
+        self._since = quiet
+        self._was_alone = len(self._running) == 1
+
+    def end(self) -> None:
+        """Stop all operators and delete the namespace, without waiting for it."""
+        for each in self._operators:
+            if each.is_running:
+                each.stop()
+        for key in (Key(self._namespace, name) for name in NAMES):
+            self._delete(ENVOY_PROXY, key, "Background")
+            self._patch_proxy(key.name, {"metadata": {"finalizers": None}})
+        self._admin.delete(NAMESPACE, Key("", self._namespace))
+
+    def _problems(self) -> Iterator[str]:
+        """Everything that is wrong, as sentences."""
+        records = [
+            each
+            for each in self._admin.list(PROXY_REGISTRATION, OPERATOR_NAMESPACE)
+            if each["spec"]["proxy"]["namespace"] == self._namespace
+        ]
+        expected_records = set()
+        for name in NAMES:
+            proxy = self._admin.find(ENVOY_PROXY, Key(self._namespace, name))
+            if name not in self._declared:
+                if proxy is not None:
+                    yield f"{name} is not gone"
+                yield from self._problems_of_absence(name)
+            elif proxy is None:
+                yield f"{name} is not there"
+            else:
+                expected_records.add(record_key(proxy).name)
+                yield from self._problems_of(name, proxy, records)
+        yield from (
+            f"a record of nobody: {key_of(each)}" for each in records if key_of(each).name not in expected_records
+        )
+        yield from self._problems_of_strangers()
+        yield from self._problems_of_marks()
+
+    def _problems_of_absence(self, name: str) -> Iterator[str]:
+        for kind in CHILD_KINDS:
+            if (kind, name) not in self._strangers and self._admin.find(kind, self._child(name)) is not None:
+                yield f"{kind} of {name} is an orphan"
+
+    def _problems_of(self, name: str, proxy: Object, records: list[Object]) -> Iterator[str]:
+        if proxy["spec"]["listeners"][0]["routes"] != self._declared[name]["spec"]["listeners"][0]["routes"]:
+            yield f"{name} has another spec than was declared"
+        intruded = [kind for kind in CHILD_KINDS if (kind, name) in self._strangers]
+        uid = proxy["metadata"]["uid"]
+        for kind, declared in declared_children(proxy).items():
+            if kind in intruded or (kind == DEPLOYMENT and CONFIG_MAP in intruded):
+                continue
+            live = self._admin.find(kind, key_of(declared))
+            if live is None:
+                yield f"{kind} of {name} is missing"
+                continue
+            if [each["uid"] for each in live["metadata"].get("ownerReferences", ())] != [uid]:
+                yield f"{kind} of {name} is not owned by it"
+            yield from (f"{kind} of {name}: {each} is {each.drift}" for each in differences(declared, live))
+        yield from self._problems_of_status(name, proxy, is_intruded=bool(intruded))
+        if not intruded:
+            mine = [each for each in records if each["metadata"]["name"] == record_key(proxy).name]
+            if [each["spec"]["generation"] for each in mine] != [proxy["metadata"]["generation"]]:
+                yield f"the record of {name} is not of its generation"
+
+    def _problems_of_status(self, name: str, proxy: Object, *, is_intruded: bool) -> Iterator[str]:
+        status = proxy.get("status") or {}
+        generation = proxy["metadata"]["generation"]
+        told = {each["type"]: each["status"] == "True" for each in status.get("conditions", ())}
+        if status.get("observedGeneration") != generation or any(
+            each["observedGeneration"] != generation for each in status.get("conditions", ())
+        ):
+            yield f"the status of {name} is not of generation {generation}"
+        if told.get("Reconciled") is is_intruded:
+            yield f"{name} says Reconciled={told.get('Reconciled')}"
+        if is_intruded and condition(proxy, "Reconciled").get("reason") != "NameConflict":
+            yield f"{name} does not tell of the stranger: {condition(proxy, 'Reconciled')}"
+        if told.get("Stalled", False) is not is_intruded:
+            yield f"{name} says Stalled={told.get('Stalled')}"
+        if not is_intruded and told.get("Registered") is not True:
+            yield f"{name} is not registered"
+        if "Contended" in told:
+            yield f"{name} is contended"
+        deployment = self._admin.find(DEPLOYMENT, self._child(name))
+        if deployment is not None and (DEPLOYMENT, name) not in self._strangers:
+            total = deployment.get("status", {}).get("replicas", 0)
+            if status.get("replicas") != total:
+                yield f"{name} says replicas={status.get('replicas')}, the Deployment {total}"
+
+    def _problems_of_strangers(self) -> Iterator[str]:
+        for (kind, name), before in self._strangers.items():
+            live = self._admin.find(kind, self._child(name))
+            if live is None:
+                yield f"a stranger's {kind} {name} is gone"
+            elif _substance(live) != _substance(before) or fields_of(live):
+                yield f"a stranger's {kind} {name} was changed"
+
+    def _problems_of_marks(self) -> Iterator[str]:
+        for (kind, name), (uid, value) in self._marks.items():
+            live = self._admin.find(kind, self._child(name))
+            if live is None or live["metadata"]["uid"] != uid:
+                continue
+            metadata = live["metadata"]
+            if (metadata["labels"].get(MARK), metadata.get("annotations", {}).get(MARK)) != (value, value):
+                yield f"what somebody put on {kind} of {name} is lost"
+
+    def _complaint(self, problems: list[str]) -> str:
+        logs = "\n".join(each.log_text()[-6000:] for each in self._running)
+        steps = "\n".join(f"    world.{step}" for step in self.history)
+        return "\n".join(["wrong at rest:", *problems, "after", steps, logs])
+
+    # --- how
+
+    @property
+    def _running(self) -> list[OperatorProcess]:
+        return [each for each in self._operators if each.is_running]
+
+    def _ensure_operator(self) -> None:
+        if not self._running:
+            self._operators[0].start(*QUICK_PEACE)
+
+    def _move_in(self) -> None:
+        self._namespace = f"world-{uuid.uuid4().hex[:8]}"
+        self._admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self._namespace}})
+
+    def _child(self, name: str) -> Key:
+        return child_key(Key(self._namespace, name))
+
+    def _is_here(self, namespace: str, name: str) -> bool:
+        if namespace != OPERATOR_NAMESPACE:
+            return namespace == self._namespace
+        live = self._admin.find(PROXY_REGISTRATION, Key(namespace, name))
+        return live is None or live["spec"]["proxy"]["namespace"] == self._namespace
+
+    def _delete(self, kind: Kind, key: Key, propagation: Propagation) -> None:
+        try:
+            self._admin.delete(kind, key, propagation=propagation)
+        except KubeError as error:
+            if error.reason != "NotFound":
+                raise
+
+    def _patch(self, kind: Kind, name: str, patch: Object | list[Object], patch_type: PatchType) -> Object | None:
+        """Patch a child of ours; ``None`` when there is none, or nothing to patch in it."""
+        live = self._admin.find(kind, self._child(name))
+        if live is None:
+            return None
+        try:
+            return self._admin.patch(kind, self._child(name), patch, patch_type=patch_type, field_manager="editor")
+        except KubeError as error:
+            if error.code not in {404, 409, 422}:
+                raise
+            return None
+
+    def _patch_proxy(self, name: str, patch: Object) -> None:
+        try:
+            self._admin.patch(ENVOY_PROXY, Key(self._namespace, name), patch, field_manager="editor")
+        except KubeError as error:
+            if error.code != 404:
+                raise
+
+
+def _stranger(kind: Kind, key: Key, *, is_labelled: bool) -> Object:
+    labels = {"app": "stranger"} | ({LABEL_MANAGED_BY: FIELD_MANAGER} if is_labelled else {})
+    pod: Object = {
+        "metadata": {"labels": {"app": "stranger"}},
+        "spec": {"containers": [{"name": "c", "image": "example.com/stranger:v1"}]},
+    }
+    bodies: dict[Kind, Object] = {
+        CONFIG_MAP: {"data": {"theirs": "yes"}},
+        SERVICE: {"spec": {"selector": {"app": "stranger"}, "ports": [{"port": 1}]}},
+        DEPLOYMENT: {"spec": {"replicas": 0, "selector": {"matchLabels": {"app": "stranger"}}, "template": pod}},
+    }
+    metadata = {"namespace": key.namespace, "name": key.name, "labels": labels}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata} | bodies[kind]
+
+
+def _substance(obj: Object) -> Object:
+    """All of an object but versions, status and the bookkeeping of the control plane's own controllers."""
+    copy = deepcopy(obj)
+    copy.pop("status", None)
+    metadata = copy["metadata"]
+    for name in ("resourceVersion", "managedFields", "generation"):
+        metadata.pop(name, None)
+    annotations = metadata.pop("annotations", {})
+    metadata["annotations"] = {k: v for k, v in annotations.items() if not k.startswith("deployment.kubernetes.io")}
+    return copy
