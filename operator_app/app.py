@@ -4,7 +4,9 @@ Watches feed the store, news in the store feeds the queue, the dispatcher takes 
 decides what a round does.
 """
 
+import os
 import random
+import re
 import signal
 import socket
 import time
@@ -17,15 +19,17 @@ from typing import Final, TypedDict
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import structlog
 
+from operator_app import fence
 from operator_app.apply import Applier, Outcome
 from operator_app.audit import FindingKind, findings, outside_entries, survey_of
 from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import Cluster, Request
 from operator_app.deltas import Deleted, Delta, Listed
 from operator_app.desired import proxy_key
-from operator_app.errors import ConfigurationError, OperatorError, TransientError
+from operator_app.errors import ConfigurationError, FencedError, OperatorError, TransientError
 from operator_app.events import EventRecorder
 from operator_app.finalizer import Finalizer
 from operator_app.kinds import (
@@ -35,6 +39,7 @@ from operator_app.kinds import (
     HOSTNAME_CLAIM,
     LABEL_MANAGED_BY,
     LABEL_TENANT,
+    LEASE,
     NAMESPACE,
     PROXY_REGISTRATION,
     Key,
@@ -42,6 +47,7 @@ from operator_app.kinds import (
     Object,
     key_of,
 )
+from operator_app.leases import Change, LeaseTimes
 from operator_app.pressure import Pressure
 from operator_app.reconcile import Reconciler, Verdict, controller_uid
 from operator_app.registration.claims import Claims
@@ -51,6 +57,7 @@ from operator_app.registration.patience import Patience
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.report import Reporter
 from operator_app.settings import Settings
+from operator_app.shards import SELECTOR, ShardKeeper
 from operator_app.status import StatusWriter
 from operator_app.store import Index, Store
 from operator_app.sweep import sweep
@@ -80,6 +87,13 @@ OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of everything that this operator makes."""
 
 
+FILL_CHUNK: Final = 100
+"""Proxies to look at between two turns of the event loop, when a shard is taken."""
+
+RELEASE_TIMEOUT_S: Final = 5.0
+"""How long to try to give back shards at the end; after this, others wait until the Leases run out."""
+
+
 class Scope(TypedDict):
     """Where to look for the objects of a kind, as keywords of a list or a watch."""
 
@@ -97,6 +111,7 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
     and ``OSError`` when the HTTP port is taken.
     """
     metrics, health, pressure = Metrics(), Health(), Pressure()
+    replica = settings.replica_name or _replica_name(settings)
 
     def observe(request: Request, code: int | None, duration_s: float) -> None:
         metrics.requests.labels(request.verb, request.kind.kind, str(code) if code else "none").inc()
@@ -104,21 +119,32 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
         if code == HTTPStatus.TOO_MANY_REQUESTS:
             pressure.refused(now_mono=time.monotonic())
 
+    def before_write(request: Request) -> None:
+        if request.kind == LEASE:
+            return  # a compare-and-set by itself, and what rights to write come from
+        try:
+            fence.check(request.kind, request.key)
+        except FencedError:
+            metrics.fenced_writes.inc()
+            raise
+
     async with (
         connect(
             kubeconfig=settings.kubeconfig,
             context=settings.context,
-            user_agent=FIELD_MANAGER,
+            user_agent=f"{FIELD_MANAGER}/{replica}",
             request_timeout_s=settings.request_timeout_s,
             max_connections=settings.max_connections,
             observe=observe,
+            before_write=before_write,
         ) as cluster,
         open_registries(settings) as registries,
     ):
         with serving(settings.http_port, metrics, health) as port:
-            log.info("started", namespace=settings.namespace, http_port=port)
+            log.info("started", namespace=settings.namespace, http_port=port, replica=replica)
             await _refuse_unknown_namespaces(cluster, settings)
-            await Operator(settings, cluster, metrics, health, pressure, registries).run()
+            with fence.under(fence.NOBODY):
+                await Operator(settings, cluster, metrics, health, pressure, registries, replica=replica).run()
             log.info("stopped")
 
 
@@ -134,6 +160,25 @@ async def _refuse_unknown_namespaces(cluster: Cluster, settings: Settings) -> No
             raise ConfigurationError(f"there is no namespace {name!r}; create it, or name another")
 
 
+def _replica_name(settings: Settings) -> str:
+    """A name that no other process uses: in a Pod that of the Pod, else the host's with something random.
+
+    A Pod's name comes back when its container restarts, and the new process goes on where the old one stopped.
+    """
+    host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")[:180] or "replica"
+    is_in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and settings.kubeconfig is None
+    return host if is_in_cluster else f"{host}-{random.randrange(16**8):08x}"  # noqa: S311 - no secret
+
+
+def _clock() -> float:
+    """Seconds for the deadlines of Leases.
+
+    Where there is one, the clock that goes on while the machine is suspended: ``CLOCK_MONOTONIC`` stands still then,
+    and a replica would wake up with a right to write that others have taken over long ago.
+    """
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Operator:
     """The rooms of one operator, connected."""
 
@@ -145,6 +190,8 @@ class Operator:
         health: Health,
         pressure: Pressure,
         registries: Registries,
+        *,
+        replica: str,
     ) -> None:
         self._settings = settings
         self._cluster = cluster
@@ -166,6 +213,19 @@ class Operator:
         )
         self._wake = anyio.Event()
         self._is_stopping = False
+        self._tasks = anyio.create_task_group()
+        self._keeper = ShardKeeper(
+            cluster,
+            namespace=settings.namespace,
+            replica=replica,
+            shards=settings.shards,
+            times=LeaseTimes(settings.lease_duration_s, settings.renew_deadline_s, settings.retry_period_s),
+            on_change=self._shard_changed,
+            clock=_clock,
+            now=_now,
+        )
+        self._is_able = anyio.Event()
+        self._has_given_back = anyio.Event()
         times = BreakerTimes(
             threshold=settings.contention_threshold,
             window_s=settings.contention_window_s,
@@ -215,16 +275,25 @@ class Operator:
         )
 
     async def run(self) -> None:
-        """Work until a signal comes; then take no new keys, let rounds finish within the grace time, and return."""
-        async with anyio.create_task_group() as everything:
+        """Work until a signal comes; then take no new keys, let rounds finish within the grace time, and return.
+
+        Each shard is given back as soon as no round of it is in progress any more.
+        """
+        async with self._tasks as everything:
             everything.start_soon(self._beat)
             for kind in self._watched:
                 for scope in self._scopes_of(kind):
-                    everything.start_soon(self._follow, kind, scope)
+                    everything.start_soon(self._follow, kind, scope, self._take)
+            everything.start_soon(
+                self._follow, LEASE, Scope(namespace=self._settings.namespace, labels=SELECTOR), self._take_leases
+            )
+            everything.start_soon(self._keep_shards)
             everything.start_soon(self._sweep)
             everything.start_soon(self._events.run)
             everything.start_soon(self._stop_on_signal)
             await self._dispatch()
+            with anyio.move_on_after(RELEASE_TIMEOUT_S):
+                await self._has_given_back.wait()
             everything.cancel_scope.cancel()
 
     async def _stop_on_signal(self) -> None:
@@ -233,6 +302,8 @@ class Operator:
                 log.info("stopping", signal=signal.Signals(number).name)
                 self._is_stopping = True
                 self._health.is_ready = False
+                self._keeper.leave()
+                self._is_able.set()
                 self._wake.set()
 
     async def _beat(self) -> None:
@@ -241,7 +312,33 @@ class Operator:
             self._metrics.queued.set(len(self._queue))
             await anyio.sleep(1)
 
-    async def _follow(self, kind: Kind, scope: Scope) -> None:
+    async def _keep_shards(self) -> None:
+        """Be a member from the moment on that this replica can work; before, others would wait for it in vain."""
+        await self._is_able.wait()
+        await self._keeper.run()
+        self._has_given_back.set()
+
+    def _take_leases(self, delta: Delta) -> None:
+        self._keeper.take(delta)
+        self._begin_where_synced()
+
+    def _shard_changed(self, shard: int, change: Change) -> None:
+        self._metrics.shards_held.set(len(self._keeper.held))
+        self._metrics.lease_transitions.labels(change.value).inc()
+        if change == Change.TAKEN:
+            self._tasks.start_soon(self._fill, shard)
+
+    async def _fill(self, shard: int) -> None:
+        """Want a round for every proxy of a shard: what its last holder has left undone, nobody tells."""
+        for count, key in enumerate(self._known_proxies(), 1):
+            if self._keeper.shard(key.namespace) == shard:
+                self._add(key, Priority.USER if _is_unserved(self._store.get(ENVOY_PROXY, key)) else Priority.SWEEP)
+            if count % FILL_CHUNK == 0:
+                self._wake.set()
+                await anyio.lowlevel.checkpoint()
+        self._wake.set()
+
+    async def _follow(self, kind: Kind, scope: Scope, sink: Callable[[Delta], None]) -> None:
         def on_trouble(kind: Kind, error: OperatorError) -> None:
             self._metrics.watch_errors.labels(kind.kind).inc()
             log.warning("watch_failed", kind=kind.kind, namespace=scope["namespace"], error=str(error))
@@ -249,7 +346,7 @@ class Operator:
         await follow(
             self._cluster,
             kind,
-            sink=self._take,
+            sink=sink,
             settings=WatchTimes(
                 timeout_s=self._settings.watch_timeout_s, idle_timeout_s=self._settings.watch_idle_timeout_s
             ),
@@ -303,12 +400,13 @@ class Operator:
         for namespace in self._scopes - self._begun:
             if all(self._store.is_synced(kind, self._scope(kind, namespace)["namespace"]) for kind in self._watched):
                 self._begun.add(namespace)
-                wanted = [key for key in self._known_proxies() if namespace in (None, key.namespace)]
-                for key in wanted:
-                    self._add(key, Priority.USER if _is_unserved(self._store.get(ENVOY_PROXY, key)) else Priority.SWEEP)
-                log.info("synced", namespace=namespace, proxies=len(wanted))
-        if not self._is_stopping:
-            self._health.is_ready = self._health.is_ready or bool(self._begun)
+                known = [key for key in self._known_proxies() if namespace in (None, key.namespace)]
+                for shard in self._keeper.held:
+                    self._tasks.start_soon(self._fill, shard)
+                log.info("synced", namespace=namespace, proxies=len(known))
+        if self._begun and self._keeper.is_synced and not self._is_stopping:
+            self._health.is_ready = True
+            self._is_able.set()
 
     def _known_proxies(self) -> set[Key]:
         """Every proxy that exists, or of which a record or a claim still tells."""
@@ -316,8 +414,11 @@ class Operator:
         return {*self._store.keys(ENVOY_PROXY), *told}
 
     def _add(self, key: Key, priority: Priority) -> None:
-        """Want a round; where not everything is known yet, the end of the first list does it."""
-        if self._begun.isdisjoint((None, key.namespace)):
+        """Want a round, if it is this replica's to run.
+
+        Where not everything is known yet, or the shard is another's, ``_fill`` does it when that changes.
+        """
+        if self._begun.isdisjoint((None, key.namespace)) or self._keeper.hold(key.namespace) is None:
             return
         now = time.monotonic()
         at = now + self._pressure.delay_s(priority, now_mono=now)
@@ -401,19 +502,28 @@ class Operator:
 
     async def _work(self, key: Key, slots: anyio.CapacityLimiter) -> None:
         begun_mono = time.monotonic()
+        verdict: Verdict | None = None
         try:
-            is_sweep = key in self._to_look_outside
-            self._to_look_outside.discard(key)
-            verdict = await self._reconciler.round(key, failures=self._queue.failures(key), is_sweep=is_sweep)
+            # By its namespace and not by its tenant: that label may change, and an object must never have two holders.
+            hold = self._keeper.hold(key.namespace)
+            if hold is not None:
+                is_sweep = key in self._to_look_outside
+                self._to_look_outside.discard(key)
+                with self._keeper.working(hold):
+                    verdict = await self._reconciler.round(key, failures=self._queue.failures(key), is_sweep=is_sweep)
         except Exception:
             # A bug must cost one proxy its rounds, not everybody theirs.
             log.exception("round_crashed", proxy=str(key))
             verdict = Verdict(failure=OperatorError("the round crashed; the log has the traceback"))
         finally:
             slots.release_on_behalf_of(key)
-        self._metrics.round_seconds.observe(time.monotonic() - begun_mono)
-        self._metrics.rounds.labels("failed" if verdict.failure else "done").inc()
-        self._settle(key, verdict)
+        if verdict is None:
+            # The shard has gone; whoever gets it looks at all of its proxies, this replica not excepted.
+            self._queue.done(key, now=time.monotonic())
+        else:
+            self._metrics.round_seconds.observe(time.monotonic() - begun_mono)
+            self._metrics.rounds.labels("failed" if verdict.failure else "done").inc()
+            self._settle(key, verdict)
         self._wake.set()
 
     def _settle(self, key: Key, verdict: Verdict) -> None:

@@ -304,9 +304,9 @@ class LeaseBook:
         return hold if hold is not None and shard not in self._ending and hold.is_valid else None
 
     @property
-    def held(self) -> int:
-        """How many shards this replica holds."""
-        return len(self._holds)
+    def held(self) -> tuple[int, ...]:
+        """The shards that this replica holds, in the order in which it took them."""
+        return tuple(self._holds)
 
     def is_idle(self, shard: int) -> bool:
         """Whether a shard is to be given back and nothing keeps it any more."""

@@ -94,8 +94,8 @@ class ShardKeeper:
         return self._is_synced
 
     @property
-    def held(self) -> int:
-        """How many shards this replica holds."""
+    def held(self) -> tuple[int, ...]:
+        """The shards that this replica holds."""
         return self._book.held
 
     def hold(self, tenant: str) -> Hold | None:

@@ -22,14 +22,29 @@ OPERATOR_NAMESPACE: Final = "edge-system"
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 30.0
 
-QUICK: Final = ("--backoff-base-s=0.1", "--backoff-cap-s=2", "--status-settle-s=1")
+QUICK: Final = (
+    "--backoff-base-s=0.1",
+    "--backoff-cap-s=2",
+    "--status-settle-s=1",
+    "--lease-duration-s=6",
+    "--renew-deadline-s=4",
+    "--retry-period-s=1",
+)
 """Waits short enough for tests; what they wait for is the same."""
 
 
+_replicas: dict[str, "OperatorProcess"] = {}
+"""Who has used a name last. A name that nobody uses any more is used again, so that its Leases are taken at once."""
+
+
 class OperatorProcess:
-    """One operator process after another, never two at a time. Kill or stop it before leaving it alone."""
+    """One operator process after another, never two at a time. Kill or stop it before leaving it alone.
+
+    Two objects whose processes run at the same time are two replicas.
+    """
 
     def __init__(self, kubeconfig: Path, log: Path) -> None:
+        self.replica = ""
         self._kubeconfig = kubeconfig
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -42,13 +57,21 @@ class OperatorProcess:
         """
         assert not self.is_running, "an operator is running already"
         self._log_from = self._log.stat().st_size if self._log.exists() else 0
-        command = [sys.executable, "-m", *module, f"--kubeconfig={self._kubeconfig}", "--http-port=0", *QUICK, *flags]
+        self.replica = self._free_name()
+        _replicas[self.replica] = self
+        identity = (f"--kubeconfig={self._kubeconfig}", f"--replica-name={self.replica}", "--http-port=0")
+        command = [sys.executable, "-m", *module, *identity, *QUICK, *flags]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         if wait:
             self.wait_for("synced")
+
+    def _free_name(self) -> str:
+        """The name used before, or else the first that no running process has."""
+        names = (self.replica, *(f"replica-{number}" for number in range(len(_replicas) + 1)))
+        return next(each for each in names if each and (each not in _replicas or not _replicas[each].is_running))
 
     @property
     def is_running(self) -> bool:

@@ -1,0 +1,256 @@
+"""A world in which replicas keep Leases, in virtual time: one compare-and-set store, slow and lossy ways to it.
+
+Replicas have clocks of their own, with an offset and a rate. They can be crashed, paused as by SIGSTOP (their clock
+goes on), cut off, and asked to leave. After every single event the world checks what must never happen: two replicas
+with a valid right to write for one shard, or for two divisions of the tenants.
+"""
+
+import copy
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from typing import Final
+
+from operator_app.fence import Hold
+from operator_app.kinds import Object
+from operator_app.leases import Change, Deed, Errand, LeaseBook, LeaseTimes, shard_lease_name
+
+NAMESPACE: Final = "edge-system"
+TIMES: Final = LeaseTimes(duration_s=15, renew_deadline_s=10, retry_period_s=2)
+
+
+class Server:
+    """Leases in a compare-and-set store, with one counter of versions."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Object] = {}
+        self._versions = itertools.count(1)
+
+    def carry_out(self, errand: Errand) -> tuple[str, Object] | None:
+        """Commit an errand: what a watch then shows (ADDED or MODIFIED, or DELETED); None for a lost race."""
+        stored = self.leases.get(errand.name)
+        if (None if stored is None else int(stored["metadata"]["resourceVersion"])) != errand.version:
+            return None
+        version = str(next(self._versions))
+        if errand.body is None:
+            assert stored is not None
+            del self.leases[errand.name]
+            gone = copy.deepcopy(stored)
+            gone["metadata"]["resourceVersion"] = version
+            return "DELETED", gone
+        obj = copy.deepcopy(errand.body)
+        uid = f"uid-{version}" if stored is None else stored["metadata"]["uid"]
+        obj["metadata"] |= {"uid": uid, "resourceVersion": version}
+        self.leases[errand.name] = obj
+        return "MODIFIED", copy.deepcopy(obj)
+
+
+class Replica:
+    """One replica: a book, and a process around it that may stop, stand still, or lose its network."""
+
+    def __init__(self, world: "World", name: str, shards: int, *, rate: float, offset: float) -> None:
+        self._world = world
+        self.name = name
+        self.rate = rate
+        self._offset = offset
+        self.is_alive = True
+        self.is_cut_off = False
+        self.paused_until = 0.0
+        self._watched_until = 0.0
+        self._wakes = 0
+        self.changes: list[tuple[float, int, Change]] = []
+        self.holds: list[Hold] = []
+        self.book = LeaseBook(
+            name, shards, TIMES, namespace=NAMESPACE, tell=self._tell, clock=self.clock, rand=world.random.random
+        )
+
+    def clock(self) -> float:
+        """The replica's own time."""
+        return self._offset + self.rate * self._world.now
+
+    def start(self) -> None:
+        """List, watch, and begin."""
+        for obj in self._world.server.leases.values():
+            self.book.observe(copy.deepcopy(obj), now=self.clock())
+        self._world.watchers.append(self)
+        self.book.begin()
+        self.step()
+
+    def step(self) -> None:
+        """What the process does when it wakes up."""
+        for errand in self.book.due(now=self.clock(), stamp="2026-01-01T00:00:00.000000Z"):
+            self._send(errand)
+        self._wakes += 1
+        this_wake, next_at = self._wakes, self.book.next_at(self.clock())
+
+        def wake() -> None:
+            if this_wake == self._wakes:
+                self.step()
+
+        if next_at is not None:
+            self._world.at(self._world.now + (next_at - self.clock()) / self.rate + 1e-6, self._when_able(wake))
+
+    def hear(self, event: str, obj: Object) -> None:
+        """A watch event was sent; events arrive in their order, some time later."""
+        self._watched_until = max(self._watched_until, self._world.now + self._world.delay_s())
+
+        def arrive() -> None:
+            take = self.book.forget if event == "DELETED" else self.book.observe
+            take(obj, now=self.clock())
+            self.step()
+
+        self._world.at(self._watched_until, self._when_able(arrive))
+
+    def _send(self, errand: Errand) -> None:
+        """The request takes its time, may be lost on the way there or back, and is given up after the time-out."""
+        answered = False
+        gives_up_at = self._world.now + TIMES.request_timeout_s / self.rate
+
+        def answer(outcome: tuple[str, Object] | None, *, stored: list[Object]) -> None:
+            nonlocal answered
+            if answered:
+                return
+            answered = True
+            for obj in stored:
+                self.book.observe(obj, now=self.clock())
+            if outcome is None:
+                live = self._world.server.leases.get(errand.name)
+                if live is not None:
+                    self.book.observe(copy.deepcopy(live), now=self.clock())
+                else:
+                    for known in self.book.known():
+                        if known["metadata"]["name"] == errand.name:
+                            self.book.forget(known, now=self.clock())
+                self.book.failed(errand, now=self.clock())
+            else:
+                self.book.done(errand, now=self.clock())
+            self.step()
+
+        def give_up() -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self.book.failed(errand, now=self.clock())
+                self.step()
+
+        def commit() -> None:
+            outcome = self._world.server.carry_out(errand)
+            if outcome is not None:
+                self._world.tell_watchers(*outcome)
+            if self._world.is_lost(self):
+                return
+
+            def list_then_answer() -> None:
+                whole = [copy.deepcopy(each) for each in self._world.server.leases.values()]
+                self._world.at(self._world.now + self._world.delay_s(), self._when_able(lambda: arrive(whole)))
+
+            def arrive(whole: list[Object]) -> None:
+                mine = [] if outcome is None or outcome[0] == "DELETED" else [outcome[1]]
+                answer(outcome, stored=[*mine, *whole])
+
+            if outcome is not None and errand.deed == Deed.TAKE:
+                # The list is sent when the answer to the write is there.
+                self._world.at(self._world.now + self._world.delay_s(), self._when_able(list_then_answer))
+            else:
+                self._world.at(self._world.now + self._world.delay_s(), self._when_able(lambda: arrive([])))
+
+        self._world.at(gives_up_at, self._when_able(give_up))
+        if not self._world.is_lost(self):
+            self._world.at(self._world.now + self._world.delay_s(), commit)
+
+    def _when_able(self, act: Callable[[], None]) -> Callable[[], None]:
+        """What a process does is put off while it stands still, and not done at all once it is dead."""
+
+        def attempt() -> None:
+            if not self.is_alive:
+                return
+            if self._world.now < self.paused_until:
+                self._world.at(self.paused_until, attempt)
+            else:
+                act()
+
+        return attempt
+
+    def _tell(self, shard: int, change: Change, _epoch: int) -> None:
+        self.changes.append((self._world.now, shard, change))
+        hold = self.book.hold(shard)
+        if change == Change.TAKEN and hold is not None:
+            self.holds.append(hold)
+
+
+class World:
+    """Time, the network, and everybody in it."""
+
+    def __init__(self, seed: int, *, longest_delay_s: float = 0.05, loss: float = 0.0) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.server = Server()
+        self.replicas: list[Replica] = []
+        self.watchers: list[Replica] = []
+        self.longest_delay_s = longest_delay_s
+        self.loss = loss
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def join(self, name: str, shards: int = 4, *, rate: float = 1.0, offset: float = 0.0) -> Replica:
+        """Start a replica; under a name that was used before, the former process must be dead."""
+        replica = Replica(self, name, shards, rate=rate, offset=offset)
+        self.replicas.append(replica)
+        replica.start()
+        return replica
+
+    def crash(self, replica: Replica) -> None:
+        """``kill -9``: what it has sent already goes its way."""
+        replica.is_alive = False
+        self.watchers.remove(replica)
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        """Let something happen later."""
+        heapq.heappush(self._events, (max(when, self.now), next(self._order), act))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass, and check after every event what must never be."""
+        until = self.now + seconds
+        while self._events and self._events[0][0] <= until:
+            self.now, _, act = heapq.heappop(self._events)
+            act()
+            self.check()
+        self.now = until
+        self.check()
+
+    def check(self) -> None:
+        """At no moment two holders of a shard, nor two divisions of the tenants, whoever is asleep or cut off."""
+        valid = [(each, hold) for each in self.replicas if each.is_alive for hold in each.holds if hold.is_valid]
+        holders = [hold.shard for _, hold in valid]
+        assert len(holders) == len(set(holders)), [(each.name, hold.shard, hold.epoch) for each, hold in valid]
+        assert len({each.book.shards for each, _ in valid}) <= 1
+
+    def delay_s(self) -> float:
+        """How long one way takes: mostly short, sometimes long."""
+        return self.random.random() ** 4 * self.longest_delay_s
+
+    def is_lost(self, replica: Replica) -> bool:
+        """Whether a message of a replica gets lost."""
+        return replica.is_cut_off or self.random.random() < self.loss
+
+    def tell_watchers(self, event: str, obj: Object) -> None:
+        """Every watch that is not cut off hears of a change."""
+        for replica in self.watchers:
+            if not replica.is_cut_off:
+                replica.hear(event, copy.deepcopy(obj))
+
+    def holders(self) -> dict[int, str]:
+        """Who may write for which shard now."""
+        return {
+            hold.shard: each.name for each in self.replicas if each.is_alive for hold in each.holds if hold.is_valid
+        }
+
+    def shares(self) -> list[int]:
+        """How many shards each living replica holds, in ascending order."""
+        names = list(self.holders().values())
+        return sorted(names.count(each.name) for each in self.replicas if each.is_alive)
+
+    def lease(self, shard: int) -> Object:
+        """A shard's Lease as stored."""
+        return self.server.leases[shard_lease_name(shard)]
