@@ -13,7 +13,7 @@ Guarantees
 
 * *A stranger's object is never written.* A create carries a resourceVersion that no object can have: the API server
   creates when the name is free and answers 409 when it is not, atomically and even with ``force``. A repair carries the
-  UID that was examined: 409 when that object has gone, 422 when another one took its name.
+  UID and the resourceVersion that were examined: 409 when that object has gone or moved on.
 * *Only what is ours is forced.* ``force`` is used for objects whose controller is this very EnvoyProxy, by UID.
 * *No hot loop.* An apply that the API server refuses, or after which the same differences remain, is counted, logged
   once, and not sent again until the declaration or the object changes. Fields that a rival keeps taking are taken back
@@ -160,7 +160,16 @@ def child_of(proxy: Object) -> Claim:
                     return Standing.PREVIOUS_LIFE
         return Standing.FOREIGN
 
-    return Claim(standing, lambda live: {"uid": live["metadata"]["uid"]})
+    return Claim(standing, exactly)
+
+
+def exactly(live: Object) -> dict[str, str]:
+    """The metadata that makes an apply fail on anything but this very version of this very object.
+
+    So a repair that is sent late, by a process that was stopped in between, can't undo what came after: neither another
+    replica's work nor a newer declaration's.
+    """
+    return {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
 
 
 def plan(kind: Kind, desired: Object, live: Object | None, claim: Claim) -> Plan:

@@ -190,13 +190,13 @@ async def test_a_name_taken_meanwhile_is_looked_at_again(tmp_path: Path) -> None
 
 
 async def test_a_repair_proves_which_object_it_means(tmp_path: Path) -> None:
-    """It forces, and carries the UID of the object that was looked at; its resourceVersion may move on."""
+    """It forces, and carries the UID and the resourceVersion that were looked at."""
     api = ScriptedApi(("apply ConfigMap", repaired()))
     async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
     (request,) = api.sent
     assert request.is_forced
-    assert request.body == wanted() | {"metadata": wanted()["metadata"] | {"uid": "child-uid"}}
+    assert request.body == wanted() | {"metadata": wanted()["metadata"] | {"uid": "child-uid", "resourceVersion": "20"}}
     assert result.outcome is Outcome.CONFIGURED
     assert [each.field for each in result.reasons] == [".data.file"]
     assert own.writes == [("ConfigMap", Outcome.CONFIGURED)]
