@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from operator_app import kinds
+from operator_app.app import RELEASE_TIMEOUT_S
+from operator_app.settings import Settings
 
 MANIFESTS: Final = Path(__file__).resolve().parents[2] / "manifests"
 Manifest = dict[str, Any]
@@ -63,12 +65,12 @@ OPERATOR_NAMESPACE: Final = {
     (EDGE, "hostnameclaims", "create"): "take a hostname",
     (EDGE, "hostnameclaims", "patch"): "restore a claim that was edited",
     (EDGE, "hostnameclaims", "delete"): "give a hostname back",
-    ("coordination.k8s.io", "leases", "get"): "who leads",
-    ("coordination.k8s.io", "leases", "list"): "which shards are held",
-    ("coordination.k8s.io", "leases", "watch"): "take over without polling",
-    ("coordination.k8s.io", "leases", "create"): "the first holder",
+    ("coordination.k8s.io", "leases", "get"): "who won a lost race",
+    ("coordination.k8s.io", "leases", "list"): "start of a watch, and the look around after a shard was taken",
+    ("coordination.k8s.io", "leases", "watch"): "see who is there and what is free, without polling",
+    ("coordination.k8s.io", "leases", "create"): "the first holder of a shard, the membership of a replica",
     ("coordination.k8s.io", "leases", "update"): "renew and release by compare-and-set",
-    ("coordination.k8s.io", "leases", "delete"): "shards that no longer exist",
+    ("coordination.k8s.io", "leases", "delete"): "memberships of the dead, shards that no longer exist",
 }
 """Every right that the operator has in its own namespace alone."""
 
@@ -212,11 +214,19 @@ def test_no_service_can_set_the_operators_settings() -> None:
     assert pod_spec()["enableServiceLinks"] is False
 
 
-def test_one_operator_at_a_time() -> None:
-    """Without leader election a second replica, even during a rollout, would be a second writer."""
+def test_a_standby_is_there_and_a_rollout_leaves_no_gap() -> None:
+    """Two replicas, each known by its Pod's name; a new one is ready before an old one is asked to go."""
     spec = manifest("Deployment")["spec"]
-    assert spec["replicas"] == 1
-    assert spec["strategy"] == {"type": "Recreate"}
+    assert spec["replicas"] == 2
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    (container,) = pod_spec()["containers"]
+    (name,) = (each for each in container["env"] if each["name"] == "OPERATOR_APP_REPLICA_NAME")
+    assert name["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+
+
+def test_a_pod_gets_time_to_finish_and_to_give_back_its_shards() -> None:
+    """The kubelet waits longer than rounds may take after SIGTERM and shards may take to be given back."""
+    assert pod_spec()["terminationGracePeriodSeconds"] >= Settings().shutdown_grace_s + RELEASE_TIMEOUT_S
 
 
 def test_probes_ask_the_declared_port() -> None:
