@@ -6,6 +6,7 @@ key elsewhere. Whose records they are is not known here.
 API: the PowerDNS Authoritative Server's manual, "Built-in Webserver and HTTP API", ``/api/v1/servers/.../zones``.
 """
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,7 @@ class PowerDnsApi:
         self._client = client
         self._server = f"/api/v1/servers/{server_id}"
         self._timeout_s = timeout_s
+        self._changing: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def record_sets(self, zone: str, name: str) -> tuple[RecordSet, ...]:
         """The record sets at one name that have records; 4.7 leaves disabled records out.
@@ -173,10 +175,15 @@ class PowerDnsApi:
         return _decoded(await self._send("GET", self._zone_path(zone)), _Zone).rrsets
 
     async def change(self, zone: str, edits: Sequence[Edit]) -> None:
-        """Make all edits, in their order and in one transaction: all of them, or none."""
-        with anyio.move_on_after(self._timeout_s):
-            await self._send("PATCH", self._zone_path(zone), json={"rrsets": [edit.as_json() for edit in edits]})
-            return
+        """Make all edits, in their order and in one transaction: all of them, or none.
+
+        Changes of one zone wait here for each other, and that time does not count: each writes the zone's SOA, so at
+        the server they exclude each other anyway, and SQLite refuses with a 500 what another database lets wait.
+        """
+        async with self._changing[zone]:
+            with anyio.move_on_after(self._timeout_s):
+                await self._send("PATCH", self._zone_path(zone), json={"rrsets": [edit.as_json() for edit in edits]})
+                return
         raise self._too_slow()
 
     def _zone_path(self, zone: str) -> str:

@@ -42,6 +42,7 @@ from operator_app.registration.dns import (
 )
 from operator_app.registration.installed import GROUP, Factory
 from operator_app.registration.powerdns import PowerDnsRegistry, connect
+from operator_app.registration.powerdns_api import Delete
 from operator_app.settings import Settings
 
 SERVER = "http://dns.example.net:8081"
@@ -220,6 +221,27 @@ async def test_entries_read_each_zone_once(registry: PowerDnsRegistry, httpx_moc
     ]
     httpx_mock.add_response(url=ZONE, json={"rrsets": sets})
     assert [each async for each in registry.entries()] == [Entry("u1", Key("team-a", "checkout"), "shop.example.com")]
+
+
+@pytest.mark.anyio
+async def test_changes_of_one_zone_do_not_overlap(settings: Settings, httpx_mock: HTTPXMock) -> None:
+    """A server makes them one after the other, or refuses: they wait here. Another zone's change waits for nobody."""
+    running: list[str] = []
+    seen: set[tuple[str, ...]] = set()
+
+    async def server(request: httpx.Request) -> httpx.Response:
+        running.append(request.url.path[-12:])
+        seen.add(tuple(sorted(running)))
+        await anyio.lowlevel.checkpoint()
+        running.remove(request.url.path[-12:])
+        return httpx.Response(204)
+
+    httpx_mock.add_callback(server, is_reusable=True)
+    async with connect(settings) as registry, anyio.create_task_group() as changes:
+        for zone in ("example.com", "example.org") * 3:
+            changes.start_soon(registry._api.change, zone, [Delete(f"x.{zone}", "A")])
+    assert ("example.com.", "example.org.") in seen
+    assert all(len(each) == len(set(each)) for each in seen)
 
 
 # Answers
