@@ -25,7 +25,7 @@ LARGE: Final = settings(
     stateful_step_count=25,
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
 )
-SMALL: Final = settings(max_examples=3, stateful_step_count=10, phases=(Phase.generate,), derandomize=True)
+SMALL: Final = settings(max_examples=2, stateful_step_count=12, phases=(Phase.generate,), derandomize=True)
 BOUNDED: Final = settings(
     LARGE if EXAMPLES else SMALL, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -153,7 +153,6 @@ def test_a_stranger_that_comes_between_two_lives_and_leaves(world: World) -> Non
     """A name that a stranger takes while the proxy is away is left alone, and used again once the stranger has left."""
     world.start(0)
     world.declare("a", "plain")
-    world.rest()
     world.withdraw("a", "Foreground")
     world.rest()
     for kind in (CONFIG_MAP, SERVICE):
@@ -161,7 +160,6 @@ def test_a_stranger_that_comes_between_two_lives_and_leaves(world: World) -> Non
     world.declare("a", "dressed")
     world.rest()
     world.retreat("a", SERVICE)
-    world.rest()
     world.retreat("a", CONFIG_MAP)
     world.rest()
 
