@@ -80,7 +80,7 @@ class Replica:
     def step(self) -> None:
         """What the process does when it wakes up."""
         for errand in self.book.due(now=self.clock(), stamp="2026-01-01T00:00:00.000000Z"):
-            self._send(errand)
+            Trip(self._world, self, errand).begin()
         self._wakes += 1
         this_wake, next_at = self._wakes, self.book.next_at(self.clock())
 
@@ -89,7 +89,7 @@ class Replica:
                 self.step()
 
         if next_at is not None:
-            self._world.at(self._world.now + (next_at - self.clock()) / self.rate + 1e-6, self._when_able(wake))
+            self._world.at(self._world.now + (next_at - self.clock()) / self.rate + 1e-6, self.when_able(wake))
 
     def hear(self, event: str, obj: Object) -> None:
         """A watch event was sent; events arrive in their order, some time later."""
@@ -100,66 +100,9 @@ class Replica:
             take(obj, now=self.clock())
             self.step()
 
-        self._world.at(self._watched_until, self._when_able(arrive))
+        self._world.at(self._watched_until, self.when_able(arrive))
 
-    def _send(self, errand: Errand) -> None:
-        """The request takes its time, may be lost on the way there or back, and is given up after the time-out."""
-        answered = False
-        gives_up_at = self._world.now + TIMES.request_timeout_s / self.rate
-
-        def answer(outcome: tuple[str, Object] | None, *, stored: list[Object]) -> None:
-            nonlocal answered
-            if answered:
-                return
-            answered = True
-            for obj in stored:
-                self.book.observe(obj, now=self.clock())
-            if outcome is None:
-                live = self._world.server.leases.get(errand.name)
-                if live is not None:
-                    self.book.observe(copy.deepcopy(live), now=self.clock())
-                else:
-                    for known in self.book.known():
-                        if known["metadata"]["name"] == errand.name:
-                            self.book.forget(known, now=self.clock())
-                self.book.failed(errand, now=self.clock())
-            else:
-                self.book.done(errand, now=self.clock())
-            self.step()
-
-        def give_up() -> None:
-            nonlocal answered
-            if not answered:
-                answered = True
-                self.book.failed(errand, now=self.clock())
-                self.step()
-
-        def commit() -> None:
-            outcome = self._world.server.carry_out(errand)
-            if outcome is not None:
-                self._world.tell_watchers(*outcome)
-            if self._world.is_lost(self):
-                return
-
-            def list_then_answer() -> None:
-                whole = [copy.deepcopy(each) for each in self._world.server.leases.values()]
-                self._world.at(self._world.now + self._world.delay_s(), self._when_able(lambda: arrive(whole)))
-
-            def arrive(whole: list[Object]) -> None:
-                mine = [] if outcome is None or outcome[0] == "DELETED" else [outcome[1]]
-                answer(outcome, stored=[*mine, *whole])
-
-            if outcome is not None and errand.deed == Deed.TAKE:
-                # The list is sent when the answer to the write is there.
-                self._world.at(self._world.now + self._world.delay_s(), self._when_able(list_then_answer))
-            else:
-                self._world.at(self._world.now + self._world.delay_s(), self._when_able(lambda: arrive([])))
-
-        self._world.at(gives_up_at, self._when_able(give_up))
-        if not self._world.is_lost(self):
-            self._world.at(self._world.now + self._world.delay_s(), commit)
-
-    def _when_able(self, act: Callable[[], None]) -> Callable[[], None]:
+    def when_able(self, act: Callable[[], None]) -> Callable[[], None]:
         """What a process does is put off while it stands still, and not done at all once it is dead."""
 
         def attempt() -> None:
@@ -179,11 +122,83 @@ class Replica:
             self.holds.append(hold)
 
 
+class Trip:
+    """One request on its way: it takes its time, may be lost there or back, and is given up after the time-out."""
+
+    def __init__(self, world: "World", replica: Replica, errand: Errand) -> None:
+        self._world = world
+        self._replica = replica
+        self._errand = errand
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Send it."""
+        self._later(self._give_up, TIMES.request_timeout_s / self._replica.rate)
+        if not self._world.is_lost(self._replica):
+            # Once sent, it arrives whatever becomes of the sender.
+            self._world.at(self._world.now + self._world.delay_s(), self._commit)
+
+    def _commit(self) -> None:
+        outcome = self._world.server.carry_out(self._errand)
+        if outcome is not None:
+            self._world.tell_watchers(*outcome)
+        if not self._world.is_lost(self._replica):
+            self._later(lambda: self._hear(outcome))
+
+    def _hear(self, outcome: tuple[str, Object] | None) -> None:
+        if self._is_over:
+            return
+        if outcome is None:
+            self._look()
+            self._end(self._replica.book.failed)
+            return
+        if self._errand.body is not None:
+            self._replica.book.observe(outcome[1], now=self._replica.clock())
+        if self._errand.deed == Deed.TAKE:
+            self._later(self._list)
+        else:
+            self._end(self._replica.book.done)
+
+    def _look(self) -> None:
+        live = self._world.server.leases.get(self._errand.name)
+        book, now = self._replica.book, self._replica.clock()
+        if live is not None:
+            book.observe(copy.deepcopy(live), now=now)
+            return
+        for known in book.known():
+            if known["metadata"]["name"] == self._errand.name:
+                book.forget(known, now=now)
+
+    def _list(self) -> None:
+        """The list is made at the server some time after the answer to the write was there, and takes its way back."""
+        whole = [copy.deepcopy(each) for each in self._world.server.leases.values()]
+        self._later(lambda: self._survey(whole))
+
+    def _survey(self, whole: list[Object]) -> None:
+        for obj in whole:
+            self._replica.book.observe(obj, now=self._replica.clock())
+        self._end(self._replica.book.done)
+
+    def _give_up(self) -> None:
+        self._end(self._replica.book.failed)
+
+    def _end(self, answer: Callable[..., None]) -> None:
+        if not self._is_over:
+            self._is_over = True
+            answer(self._errand, now=self._replica.clock())
+            self._replica.step()
+
+    def _later(self, act: Callable[[], None], delay_s: float | None = None) -> None:
+        """What the replica's process does itself; it may be paused or dead by then."""
+        delay_s = self._world.delay_s() if delay_s is None else delay_s
+        self._world.at(self._world.now + delay_s, self._replica.when_able(act))
+
+
 class World:
     """Time, the network, and everybody in it."""
 
     def __init__(self, seed: int, *, longest_delay_s: float = 0.05, loss: float = 0.0) -> None:
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311 - the same chance every time
         self.now = 0.0
         self.server = Server()
         self.replicas: list[Replica] = []

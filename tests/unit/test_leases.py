@@ -1,7 +1,6 @@
 """Leases, in virtual time: one holder at any moment, even shares, and nothing waited for that need not be."""
 
 import copy
-import random
 from collections import Counter
 from typing import Any
 
@@ -114,12 +113,10 @@ def test_tenants_are_spread_evenly_and_for_ever_the_same() -> None:
 
 def test_a_write_after_the_deadline_is_refused_however_late() -> None:
     """The deadline itself is too late, and so is any time after; before it, nothing is in the way."""
-    now = 0.0
-    hold = Hold(2, 7, until=10.0, clock=lambda: now)
-    with fence.under(hold):
-        now = 9.999
+    moments = iter((9.999, 10.0, 1e9))
+    with fence.under(Hold(2, 7, until=10.0, clock=lambda: next(moments))):
         fence.check()
-        for now in (10.0, 1e9):
+        for _ in range(2):
             with pytest.raises(FencedError, match="shard 2 in epoch 7"):
                 fence.check()
 
@@ -129,16 +126,21 @@ def test_work_without_a_shard_cannot_write_and_tools_can() -> None:
     fence.check()
     with fence.under(fence.NOBODY), pytest.raises(FencedError, match="work without a shard"):
         fence.check()
-    with fence.under(fence.NOBODY), fence.under(Hold(0, 0, until=1.0, clock=lambda: 0.0)) as _:
+    with fence.under(fence.NOBODY), fence.under(Hold(0, 0, until=1.0, clock=lambda: 0.0)):
         fence.check()
 
 
 def test_a_hold_knows_what_still_uses_it() -> None:
     """A shard is given back only when no work of it is in progress; a crashed round counts as over."""
     hold = Hold(0, 0, until=1.0, clock=lambda: 0.0)
-    with pytest.raises(ZeroDivisionError), fence.under(hold), fence.under(hold):
-        assert hold.users == 2
-        raise ZeroDivisionError
+
+    def crash() -> None:
+        with fence.under(hold), fence.under(hold):
+            assert hold.users == 2
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        crash()
     assert hold.users == 0
     assert fence.carried() is None
 
@@ -160,7 +162,7 @@ class Alone:
             namespace=NAMESPACE,
             tell=lambda *change: self.changes.append(change),
             clock=lambda: self.now,
-            rand=random.Random(1).random,
+            rand=lambda: 0.5,
         )
 
     def due(self, *deeds: Deed) -> list[Errand]:
@@ -357,13 +359,14 @@ def test_a_shard_is_given_back_when_its_work_is_over() -> None:
         alone.succeed(renewal)
         assert hold.is_valid
     (release,) = alone.due(Deed.RELEASE)
-    assert not hold.is_valid, "no write may follow once the release is on its way"
+    with fence.under(hold), pytest.raises(FencedError):
+        fence.check()  # no write may follow once the release is on its way
     assert release.body is not None
     assert "holderIdentity" not in release.body["spec"]
-    assert not alone.book.has_left
+    had_left = alone.book.has_left
     alone.succeed(release)
     alone.book.done(gone, now=alone.now)
-    assert alone.book.has_left
+    assert (had_left, alone.book.has_left) == (False, True)
     assert alone.changes[-1] == (0, Change.RELEASED, 0)
 
 
@@ -499,7 +502,7 @@ def chaos(world: World, replicas: list[Replica], seconds: float) -> None:
                 world.longest_delay_s = world.random.choice((0.02, 0.5, 5.0, 20.0))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_two_never_hold_one_shard_whatever_happens(seed: int) -> None:
     """Under delays, losses, crashes, pauses, cuts and clocks of different speed; in the end shares are even again."""
     world = World(seed, longest_delay_s=0.5, loss=0.05)
@@ -507,7 +510,7 @@ def test_two_never_hold_one_shard_whatever_happens(seed: int) -> None:
     # 15 s against 10 s leave room for clocks that differ by half; real ones differ by parts of a million.
     rates = [world.random.uniform(0.85, 1.15) for _ in range(3)]
     replicas = [world.join(f"r{number}", shards, rate=rate) for number, rate in enumerate(rates)]
-    chaos(world, replicas, 300)
+    chaos(world, replicas, 200)
 
     world.loss, world.longest_delay_s = 0.0, 0.05
     for each in world.replicas:
@@ -520,7 +523,7 @@ def test_two_never_hold_one_shard_whatever_happens(seed: int) -> None:
     assert max(world.shares()) - min(world.shares()) <= 1
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_two_divisions_never_mix_whatever_happens(seed: int) -> None:
     """With replicas of two divisions and the same mishaps, the world's check of every event holds."""
     world = World(1_000 + seed, longest_delay_s=0.5, loss=0.05)
