@@ -37,6 +37,8 @@ REST_S: Final = 1.5
 
 CONVERGE_TIMEOUT_S: Final = 60.0
 STRIKE_TIMEOUT_S: Final = 10.0
+KILL_TIMEOUT_S: Final = 30.0
+"""Longer than for other faults: the operator has to start first."""
 POLL_S: Final = 0.05
 
 QUIET_AT_MOST: Final = timedelta(minutes=5)
@@ -153,6 +155,9 @@ class Campaign:
             if avoidable:
                 self.complaints.append(f"operator {self._starts} counts {avoidable:g} avoidable writes")
         self._operator.stop()
+        self._note_crashes()
+
+    def _note_crashes(self) -> None:
         if self._starts:
             crashes = [line for line in self._operator.log() if line.get("event") == "round_crashed"]
             self.complaints += [f"operator {self._starts}: {line.get('exception')}" for line in crashes]
@@ -223,13 +228,14 @@ class Campaign:
             time.sleep(POLL_S)
             self.note_strikes(runs)
 
-    def wait_killed(self, runs: Sequence[Run], timeout_s: float = STRIKE_TIMEOUT_S) -> None:
-        """Wait until the plan has killed the operator; one that lives on after ``timeout_s`` is stopped."""
+    def wait_killed(self, runs: Sequence[Run], timeout_s: float = KILL_TIMEOUT_S) -> None:
+        """Wait until the plan has killed the operator; one that lives on after ``timeout_s`` is killed all the same."""
         deadline_mono = time.monotonic() + timeout_s
         while self._operator.is_running and time.monotonic() < deadline_mono:
             self._give_birth(runs)
             time.sleep(POLL_S)
-        self.stop()
+        self._operator.kill()
+        self._note_crashes()
         self.note_strikes(runs)
 
     def pass_time(self, seconds: float, runs: Sequence[Run]) -> None:

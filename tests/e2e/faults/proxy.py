@@ -94,7 +94,7 @@ class FaultProxy:
         ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert("127.0.0.1").configure_cert(ours)
         tcp = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        listener = TLSListener(tcp, ours, standard_compatible=False)
+        listener = _QuietListener(tcp, ours, standard_compatible=False)
         with anyio.CancelScope() as scope:
             async with listener:
                 task_status.started((scope, tcp.extra(anyio.abc.SocketAttribute.local_port)))
@@ -195,6 +195,17 @@ class FaultProxy:
                         await client.send(h11.EndOfMessage())
                         return
         await client.send(h11.EndOfMessage())
+
+
+class _QuietListener(TLSListener):
+    """A client that is killed while it connects is nothing to tell of."""
+
+    @staticmethod
+    async def handle_handshake_error(exc: BaseException, stream: anyio.abc.AnyByteStream) -> None:
+        """Close the connection."""
+        await anyio.aclose_forcefully(stream)
+        if not isinstance(exc, Exception):
+            raise exc
 
 
 class _Peer:
