@@ -7,7 +7,8 @@ Every object takes the same three steps, and each step can be repeated or interr
 2. **Plan.** Pure: whose object is it, and which fields that we own differ from what we declare? An object that is not
    ours is left alone. An object without differences needs no request. There is no record of "last applied" anywhere
    but in the object's own ``managedFields``, so the plan is the same before and after a restart.
-3. **Carry out.** At most one apply for each object.
+3. **Carry out.** At most one apply for each object; where something foreign makes the API server refuse it, or our
+   fields were left with a second owner, a patch before or behind it (``obstacles``).
 
 Guarantees
 
@@ -35,6 +36,7 @@ from operator_app.cluster import Cluster
 from operator_app.deltas import Deleted
 from operator_app.errors import ConflictError, InvalidError
 from operator_app.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
+from operator_app.obstacles import clearance, is_shadowed, without_shadows
 from operator_app.ownership import Difference, Drift, differences
 from operator_app.reasons import Reason, reasons
 from operator_app.store import Store
@@ -227,7 +229,7 @@ class Applier:
         return plan(kind, desired, live, claim)
 
     async def carry_out(self, plan: Plan, claim: Claim) -> Result:
-        """Step 3: at most one successful write.
+        """Step 3: at most one successful apply.
 
         A conflict means that the store was behind: the object is read and planned again, once. Raises
         ``ConflictError`` when somebody is faster a second time, and the cluster's other errors as they come.
@@ -251,6 +253,8 @@ class Applier:
             case Plan(action=Action.NOTHING, live=dict(live)):
                 # The object holds, so whatever was in vain before is history.
                 self._vain.pop((plan.kind, plan.key), None)
+                if is_shadowed(live):
+                    live = await self._cast_off_shadows(plan.kind, live)
                 contention = self._breaker.contention(live["metadata"]["uid"], now_mono=self._mono())
                 again_after_s = contention.forgotten_in_s if contention else None
                 return Result(
@@ -318,7 +322,9 @@ class Applier:
         except InvalidError as error:
             if any(cause.field == "metadata.uid" for cause in error.causes):
                 raise ConflictError("another object took its name", kind=plan.kind, key=plan.key) from error
-            raise
+            cleared = await self._clear(plan, live, error)
+            body = _with_metadata(plan.desired, claim.precondition(cleared))
+            applied = await self._cluster.apply(plan.kind, body, force=True)
         is_same = applied.object["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]
         result = self._verified(plan, applied.object, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         taken = [
@@ -329,7 +335,31 @@ class Applier:
         given_up = [each.path for each in plan.differences if each.drift is Drift.UNWANTED]
         self._breaker.repaired(uid, taken, given_up=given_up, now_mono=self._mono())
         contention = self._breaker.contention(uid, now_mono=self._mono())
-        return replace(result, contention=contention, again_after_s=contention.forgotten_in_s if contention else None)
+        stored = applied.object
+        if is_shadowed(stored):
+            stored = await self._cast_off_shadows(plan.kind, stored)
+        again_after_s = contention.forgotten_in_s if contention else None
+        return replace(result, live=stored, contention=contention, again_after_s=again_after_s)
+
+    async def _clear(self, plan: Plan, live: Object, error: InvalidError) -> Object:
+        """``live`` without the foreign parts for which a repair was refused; raises ``error`` if there are none."""
+        patch = clearance(plan.desired, live, plan.differences)
+        if patch is None:
+            raise error
+        return await self._patch(plan.kind, live, patch)
+
+    async def _cast_off_shadows(self, kind: Kind, live: Object) -> Object:
+        """Be the only owner of our fields again, so that giving one up removes it."""
+        return await self._patch(kind, live, {"metadata": {"managedFields": without_shadows(live)}})
+
+    async def _patch(self, kind: Kind, live: Object, patch: Object) -> Object:
+        """Merge ``patch`` into exactly the version that was looked at: nobody else's change is overwritten."""
+        pinned = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
+        patch = patch | {"metadata": patch.get("metadata", {}) | pinned}
+        stored = await self._cluster.merge_patch(kind, key_of(live), patch)
+        self._on_write(kind, Outcome.CONFIGURED)
+        self._store.learn(kind, stored)
+        return stored
 
     def _verified(self, plan: Plan, stored: Object, outcome: Outcome) -> Result:
         """Hold the server's answer against the declaration; "exists" is not "done"."""

@@ -1,6 +1,6 @@
 """Letting a child go: it runs on as it is, belongs to nobody, and the garbage collector has no claim on it.
 
-This is the one write to a child that is no apply. An apply without the owner reference would have to repeat every other
+This write to a child is no apply. An apply without the owner reference would have to repeat every other
 field of the child, and what is declared at the moment of a deletion need not be what runs; an empty one would take
 everything away that nobody else owns. So a patch, pinned to the version that was read, removes our reference and
 the two labels by which the operator knows its own. Whoever applies the child next takes the rest over by force.

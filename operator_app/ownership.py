@@ -122,9 +122,9 @@ def _leaves(path: Path, live: Value, owned: Fields) -> Iterator[tuple[Path, Valu
         if element.startswith("f:"):
             value = live.get(element[2:]) if isinstance(live, dict) else None
         elif element.startswith("k:"):
-            key = _key_fields(element)
+            key = key_fields(element)
             items = live if isinstance(live, list) else ()
-            value = next((item for item in items if _has_key(item, key)), None)
+            value = next((item for item in items if has_key(item, key)), None)
         elif element.startswith("v:"):
             value = json.loads(element[2:])
         else:
@@ -182,10 +182,10 @@ def _compare_keyed(path: Path, desired: Value, live: Value, owned: Fields) -> It
     for element, inner in owned.items():
         if element == ".":
             continue
-        key = _key_fields(element)
+        key = key_fields(element)
         names = tuple(key)
-        live_item = next((item for item in present if _has_key(item, key)), None)
-        index = next((i for i, item in enumerate(wanted) if _has_key(item, key)), None)
+        live_item = next((item for item in present if has_key(item, key)), None)
+        index = next((i for i, item in enumerate(wanted) if has_key(item, key)), None)
         if index is None:
             yield Difference((*path, element), Drift.UNWANTED, _ABSENT, live_item)
         else:
@@ -194,7 +194,7 @@ def _compare_keyed(path: Path, desired: Value, live: Value, owned: Fields) -> It
     for index, item in enumerate(wanted):
         if index not in matched:
             key = {name: item.get(name) for name in names}
-            live_item = next((found for found in present if _has_key(found, key)), None)
+            live_item = next((found for found in present if has_key(found, key)), None)
             yield Difference((*path, f"k:{_spelled(key)}"), Drift.TAKEN, item, live_item)
 
 
@@ -234,11 +234,13 @@ def _parsed_key(element: str) -> tuple[tuple[str, Any], ...]:
     return tuple(json.loads(element[2:]).items())
 
 
-def _key_fields(element: str) -> dict[str, Any]:
+def key_fields(element: str) -> dict[str, Any]:
+    """The names and values in a ``k:`` element, which tell one item of a keyed list from the others."""
     return dict(_parsed_key(element))
 
 
-def _has_key(item: Value, key: Mapping[str, Any]) -> bool:
+def has_key(item: Value, key: Mapping[str, Any]) -> bool:
+    """Whether ``item`` is the one that ``key`` names."""
     return isinstance(item, dict) and all(item.get(name) == value for name, value in key.items())
 
 
@@ -261,6 +263,6 @@ def _dotted_element(element: str) -> str:
     if prefix == "f:":
         return f".{rest}"
     if prefix == "k:":
-        inner = ",".join(f"{name}={json.dumps(value)}" for name, value in _key_fields(element).items())
+        inner = ",".join(f"{name}={json.dumps(value)}" for name, value in key_fields(element).items())
         return f"[{inner}]"
     return f"[={rest}]"
