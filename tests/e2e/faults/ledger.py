@@ -9,8 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from operator_app.kinds import PROXY_REGISTRATION
+from operator_app.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION
 from tests.e2e.faults.plan import EVENT_VERB, Asked, Fault, FaultKind, Plan, Point
+
+_ELSEWHERE = frozenset({PROXY_REGISTRATION.kind, HOSTNAME_CLAIM.kind})
+"""Kinds whose objects are in the operator's namespace and about another."""
 
 Tell = Callable[[Mapping[str, Any]], None]
 """Told ``{"struck": id}`` of every fault, and ``{"about": ..., "point": ...}`` of everything that is recorded."""
@@ -31,11 +34,11 @@ class Ledger:
 
     def request(self, asked: Asked, body: bytes) -> Fault | None:
         """Count a request; the fault that strikes it, if any."""
-        if asked.kind == PROXY_REGISTRATION.kind and asked.verb in ("apply", "create", "update") and body:
+        if asked.kind in _ELSEWHERE and not asked.subresource and asked.verb in ("apply", "create", "update") and body:
             self.learn(asked.kind, json.loads(body))
         if asked.verb in ("list", "watch"):
             about = ""
-        elif asked.kind == PROXY_REGISTRATION.kind:
+        elif asked.kind in _ELSEWHERE:
             about = self._record_of.get(asked.name, "")
         else:
             about = asked.namespace
@@ -64,7 +67,7 @@ class Ledger:
 
     def learn(self, kind: str, obj: Mapping[str, Any]) -> str:
         """What namespace an object is about."""
-        if kind != PROXY_REGISTRATION.kind:
+        if kind not in _ELSEWHERE:
             namespace: str = obj["metadata"].get("namespace", "")
             return namespace
         about: str = obj["spec"]["proxy"]["namespace"]

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, EVENT, LEASE, NAMESPACE, PROXY_REGISTRATION
+from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, EVENT, HOSTNAME_CLAIM, LEASE, NAMESPACE, PROXY_REGISTRATION
 
 EVENT_VERB: Final = "event"
 """The verb of a point that is an event in a watch stream; the other verbs are those of ``operator_app.cluster``."""
@@ -24,7 +24,8 @@ EVENT_VERB: Final = "event"
 WRITES: Final = frozenset({"apply", "create", "update", "patch", "delete"})
 
 _KINDS: Final = {
-    each.plural: each.kind for each in (ENVOY_PROXY, PROXY_REGISTRATION, *CHILD_KINDS, EVENT, LEASE, NAMESPACE)
+    each.plural: each.kind
+    for each in (ENVOY_PROXY, PROXY_REGISTRATION, HOSTNAME_CLAIM, *CHILD_KINDS, EVENT, LEASE, NAMESPACE)
 }
 
 

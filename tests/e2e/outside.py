@@ -1,0 +1,159 @@
+"""An outside registry made of files, so that an operator in another process has one that a test can see into.
+
+It follows the rules of ``operator_app.registration.Registry`` and is installed the way a company would install its own:
+by an entry point that the operator finds on its path. Each record is a file named like its hostname. What is written
+into the file ``fault`` decides how calls fail, and every call is a line of the file ``calls``.
+"""
+
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from operator_app.apply import Problem
+from operator_app.errors import ForbiddenError, ThrottledError, TransientError
+from operator_app.kinds import Key
+from operator_app.registration import Change, Entry, Finding, Record, Registration
+from operator_app.settings import Settings
+
+NAME: Final = "files"
+ENTRY_POINT: Final = f"[operator_app.registries]\n{NAME} = tests.e2e.outside:connect\n"
+FOLDER_VARIABLE: Final = "OUTSIDE_FOLDER"
+
+
+class Outside:
+    """The folder, as a test sees it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._records = folder / "records"
+        self._records.mkdir(parents=True, exist_ok=True)
+        self._calls = folder / "calls"
+        self._calls.touch()
+        self._fault = folder / "fault"
+
+    def install(self, site: Path) -> str:
+        """Make the entry point in a folder for packages, and return the ``PYTHONPATH`` that has it."""
+        info = site / "outside_files-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-files\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(ENTRY_POINT)
+        return os.pathsep.join((str(site), str(Path(__file__).parents[2])))
+
+    def fail(self, how: str | None) -> None:
+        """From now on fail like this: ``down``, ``throttled``, ``forbidden``, or not at all."""
+        if how is None:
+            self._fault.unlink(missing_ok=True)
+        else:
+            self._fault.write_text(how)
+
+    def put(self, hostname: str, record: dict[str, Any] | None) -> None:
+        """Change a record by hand, or remove it."""
+        file = self._records / hostname
+        if record is None:
+            file.unlink(missing_ok=True)
+        else:
+            scratch = self.folder / "scratch"
+            scratch.write_text(json.dumps(record))
+            scratch.replace(file)
+
+    def get(self, hostname: str) -> dict[str, Any] | None:
+        """One record."""
+        return self.records().get(hostname)
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Every record by hostname."""
+        return {file.name: json.loads(file.read_text()) for file in sorted(self._records.iterdir())}
+
+    def calls(self, about: str) -> list[str]:
+        """Every call so far whose hostname contains ``about``, such as ``register shop.example.com``."""
+        return [each for each in self._calls.read_text().splitlines() if about in each]
+
+    def called(self, call: str, hostname: str) -> None:
+        """Note a call, and fail it where calls fail."""
+        with self._calls.open("a") as calls:
+            calls.write(f"{call} {hostname}\n")
+        match self._fault.read_text() if self._fault.exists() else "":
+            case "down":
+                raise TransientError("the registry does not answer")
+            case "throttled":
+                raise ThrottledError("the registry has enough", retry_after_s=3.0)
+            case "forbidden":
+                raise ForbiddenError("Forbidden", "the registry refuses our credentials")
+            case _:
+                return
+
+
+class FileRegistry:
+    """See :class:`operator_app.registration.Registry`."""
+
+    def __init__(self, outside: Outside, operator: str) -> None:
+        self._outside = outside
+        self._operator = operator
+
+    async def observe(self, record: Record) -> Finding:
+        """Compare."""
+        self._outside.called("observe", record.hostname or "")
+        return self._finding(record)
+
+    async def register(self, record: Record) -> Registration:
+        """Write, where it is free or ours."""
+        hostname = record.hostname or ""
+        self._outside.called("register", hostname)
+        match self._finding(record):
+            case Finding.FOREIGN:
+                message = f"{hostname} has a record that is not this proxy's"
+                return Registration(Change.SKIPPED, Problem("NameConflict", message, is_terminal=True))
+            case Finding.NEWER:
+                return Registration(Change.SKIPPED, Problem("RecordConflict", "a newer generation is registered"))
+            case Finding.MATCHING:
+                return Registration(Change.UNCHANGED)
+            case finding:
+                self._outside.put(hostname, self._wanted(record))
+                return Registration(Change.CREATED if finding is Finding.ABSENT else Change.CONFIGURED)
+
+    async def deregister(self, uid: str, hostname: str) -> Change:
+        """Remove, where it is ours."""
+        self._outside.called("deregister", hostname)
+        found = self._outside.get(hostname)
+        if found is None:
+            return Change.UNCHANGED
+        if found.get("uid") != uid:
+            return Change.SKIPPED
+        self._outside.put(hostname, None)
+        return Change.DELETED
+
+    async def entries(self) -> AsyncIterator[Entry]:
+        """What says that this operator made it."""
+        self._outside.called("entries", "")
+        for hostname, found in self._outside.records().items():
+            if found.get("operator") == self._operator:
+                yield Entry(found["uid"], Key(*found["proxy"]), hostname)
+
+    def _wanted(self, record: Record) -> dict[str, Any]:
+        return {
+            "operator": self._operator,
+            "uid": record.uid,
+            "proxy": list(record.proxy),
+            "generation": record.generation,
+            "address": record.address,
+            "ttl": record.ttl_s,
+        }
+
+    def _finding(self, record: Record) -> Finding:
+        found = self._outside.get(record.hostname or "")
+        if found is None:
+            return Finding.ABSENT
+        if found.get("uid") != record.uid:
+            return Finding.FOREIGN
+        if found["generation"] > record.generation:
+            return Finding.NEWER
+        return Finding.MATCHING if found == self._wanted(record) else Finding.DIFFERENT
+
+
+@asynccontextmanager
+async def connect(settings: Settings) -> AsyncGenerator[FileRegistry]:
+    """The registry, as the entry point opens it."""
+    yield FileRegistry(Outside(Path(os.environ[FOLDER_VARIABLE])), settings.operator_id)
