@@ -91,6 +91,10 @@ dev: $(STAMP) ## Start the local cluster, leave it running and print its KUBECON
 dev-stop: $(STAMP) ## Stop what `make dev` left running
 	@$(BIN)/python -m tests.e2e.dev stop
 
+.PHONY: bench-failover
+bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers
+	@$(BIN)/python -m benchmarks.failover $(ARGS)
+
 .PHONY: lock
 lock: ## Write requirements/*.txt from pyproject.toml; ARGS=--upgrade takes newer versions
 	@tool=$$(mktemp -d); trap 'rm -rf "$$tool"' EXIT; \

@@ -92,6 +92,16 @@ class OperatorProcess:
             self._process.kill()
             self._process.wait()
 
+    def suspend(self) -> None:
+        """SIGSTOP: it stands still, and its clocks go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def wait_dead(self, timeout_s: float = START_TIMEOUT_S) -> int:
         """Wait until it has ended by itself and return the exit code, negative for a signal."""
         assert self._process is not None

@@ -1,0 +1,117 @@
+"""Several replicas at one API server: one works, others stand by and take over, and none writes late."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from operator_app.kinds import ENVOY_PROXY, LEASE, Key
+from operator_app.leases import replica_lease_name, shard_lease_name
+from tests.e2e.controlplane import AuditLog
+from tests.e2e.failover import Fleet, Load, epochs_out_of_order, longest_wait_s, out_of_order, replica_of, waits
+from tests.e2e.kube import Kube, wait_until
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
+from tests.e2e.proxies import OPERATOR_USER, a_proxy, wait_reconciled
+
+LEASE_S: Final = 3
+SHORT: Final = (f"--lease-duration-s={LEASE_S}", "--renew-deadline-s=2", "--retry-period-s=0.5")
+SHARDS: Final = 4
+
+
+@pytest.fixture
+def replicas(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[list[OperatorProcess]]:
+    """Three replicas that are not running yet; none crashed a round or wrote in vain."""
+    processes = [OperatorProcess(operator_kubeconfig, tmp_path / f"replica-{number}.log") for number in range(3)]
+    yield processes
+    for each in (each for each in processes if each.replica):
+        if each.is_running:
+            assert each.metric("operator_app_writes_total", outcome="unchanged") == 0, each.log_text()
+        each.stop()
+        assert not any(line.get("event") == "round_crashed" for line in each.log()), each.log_text()
+
+
+def events(process: OperatorProcess) -> list[str]:
+    """What a replica tells of its shards, in order."""
+    return [line["event"] for line in process.log() if line.get("event", "").startswith("shard_")]
+
+
+def test_one_replica_leads_and_its_standby_takes_over_warm(
+    admin: Kube, audit: AuditLog, namespace: str, replicas: list[OperatorProcess]
+) -> None:
+    """A standby is ready and writes nothing; when the leader ends it works within a second, without a list."""
+    leader, standby, _ = replicas
+    leader.start(*SHORT)
+    leader.wait_for("shard_taken")
+    standby.start(*SHORT)
+    admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0))
+    wait_reconciled(admin, Key(namespace, "web"))
+    mark = audit.mark()
+
+    wait_until(lambda: standby.get("/readyz")[0] == 200, what="the standby to be ready")
+    assert events(standby) == []
+    assert [each.metric("operator_app_shards_held") for each in (leader, standby)] == [1, 0]
+    members = {
+        each["spec"]["holderIdentity"]
+        for each in admin.list(LEASE, OPERATOR_NAMESPACE)
+        if "replica" in each["metadata"]["name"]
+    }
+    assert members == {leader.replica, standby.replica}
+
+    leader.stop()
+    left_mono = time.monotonic()
+    standby.wait_for("shard_taken")
+    assert time.monotonic() - left_mono < 1
+    assert events(leader) == ["shard_taken", "shard_released"]
+    admin.patch(ENVOY_PROXY, Key(namespace, "web"), {"spec": {"service": {"annotations": {"edit": "one"}}}})
+    wait_reconciled(admin, Key(namespace, "web"))
+
+    mine = [each for each in audit.entries(mark) if each.user == OPERATOR_USER]
+    assert {replica_of(each) for each in mine if each.is_write and each.namespace == namespace} == {standby.replica}
+    assert {each.resource for each in mine if each.verb == "list"} <= {LEASE.plural}
+    assert admin.find(LEASE, Key(OPERATOR_NAMESPACE, replica_lease_name(leader.replica))) is None
+    assert standby.metric("operator_app_lease_transitions_total", how="taken") == 1
+
+
+def test_a_restart_takes_up_its_own_lease_at_once(admin: Kube, replicas: list[OperatorProcess]) -> None:
+    """After ``kill -9`` a process of the same name does not wait for the end of its Lease, and has a higher epoch."""
+    (replica, *_) = replicas
+    replica.start("--lease-duration-s=600")
+    replica.wait_for("shard_taken")
+    replica.kill()
+    before = admin.get(LEASE, Key(OPERATOR_NAMESPACE, shard_lease_name(0)))
+
+    replica.start()
+    replica.wait_for("shard_taken", timeout_s=5)
+
+    after = admin.get(LEASE, Key(OPERATOR_NAMESPACE, shard_lease_name(0)))
+    assert after["spec"]["holderIdentity"] == before["spec"]["holderIdentity"] == replica.replica
+    assert after["spec"]["leaseTransitions"] == before["spec"]["leaseTransitions"] + 1
+    assert after["spec"]["leaseDurationSeconds"] == 6
+
+
+def test_killed_and_stopped_replicas_are_replaced_and_write_nothing_late(
+    admin: Kube, audit: AuditLog, namespace: str, replicas: list[OperatorProcess]
+) -> None:
+    """Under load, with kill -9 and SIGSTOP: no write out of order, no edit lost, none waits longer than lease + 2 s."""
+    fleet = Fleet(admin, audit, replicas, SHORT, shards=SHARDS)
+    fleet.start()
+    fleet.populate(namespace, tenants=8, proxies=1)
+    load = Load(admin, fleet.keys, interval_s=0.1)
+    with load.running():
+        holders = fleet.holders()
+        fleet.kill(next(each for each in replicas if each.replica == holders[0]), for_s=LEASE_S + 1)
+        stopped = next(each for each in replicas if each.replica == fleet.holders()[1])
+        fleet.stop(stopped, for_s=LEASE_S + 1)
+        wait_until(lambda: {"shard_lost", "shard_lapsed"} & set(events(stopped)), what="the stopped one to notice")
+    fleet.settle()
+
+    entries = fleet.entries()
+    assert out_of_order(entries, SHARDS, fleet.namespaces) == []
+    assert epochs_out_of_order(entries, SHARDS) == []
+    assert load.lost() == []
+    waited = waits(entries, load.edits)
+    longest = {blow.what: longest_wait_s(blow, waited, SHARDS) for blow in fleet.blows}
+    assert all(wait_s <= LEASE_S + 2 for wait_s in longest.values()), longest
+    fleet.removed()
