@@ -9,7 +9,7 @@ belong here.
 import functools
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from lightkube.types import PatchType
 
 from operator_app.answers import Page, WatchEvent, object_in, page_in, refusal, watch_event
 from operator_app.errors import NotFoundError, OperatorError, TransientError, UndecodableError
+from operator_app.fence import at_the_last_moment
 from operator_app.kinds import FIELD_MANAGER, LEASE, Key, Kind, Object, key_of
 from operator_app.kubeconfig import endpoint
 from operator_app.transport import tls_context, transport
@@ -48,7 +49,6 @@ Propagation = Literal["Background", "Foreground", "Orphan"]
 
 _NOT_RAW_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _READS: Final = frozenset({"get", "list", "watch"})
-_SENDING: Final = frozenset({"http11.send_request_headers.started", "http11.send_request_body.started"})
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -344,7 +344,7 @@ class Cluster:
         http.extensions[REQUEST_EXTENSION] = request
         if self._before_write is not None and request.verb not in _READS:
             self._before_write(request)
-            http.extensions["trace"] = _at_the_last_moment(functools.partial(self._before_write, request))
+            http.extensions["trace"] = at_the_last_moment(functools.partial(self._before_write, request))
         begun_mono = anyio.current_time()
         status: int | None = None
         try:
@@ -364,19 +364,6 @@ class Cluster:
         with _failures_translated(kind, None, self._request_timeout_s), anyio.fail_after(self._request_timeout_s):
             body = await response.aread()
         return refusal(response.status_code, response.headers, body, kind=kind)
-
-
-def _at_the_last_moment(check: Callable[[], None]) -> Callable[[str, object], Awaitable[None]]:
-    """A trace for the HTTP client, which calls it at each step: it checks before the head and before the body leave.
-
-    A request whose body is missing is not carried out, so what was stopped in between changes nothing either.
-    """
-
-    async def trace(step: str, _details: object) -> None:
-        if step in _SENDING:
-            check()
-
-    return trace
 
 
 class _Connection(ConnectionParams):

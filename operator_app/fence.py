@@ -17,7 +17,7 @@ time and sent late; its preconditions take care of that (``docs/adr/0014-leases-
 """
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -26,6 +26,8 @@ from operator_app.errors import FencedError
 from operator_app.kinds import Key, Kind
 
 NEVER: Final = -math.inf
+
+_SENDING: Final = frozenset({"http11.send_request_headers.started", "http11.send_request_body.started"})
 
 
 class Hold:
@@ -80,6 +82,20 @@ def under(hold: Hold | None) -> Generator[None]:
         if hold is not None:
             hold.users -= 1
         _carried.reset(token)
+
+
+def at_the_last_moment(check: Callable[[], None]) -> Callable[[str, object], Awaitable[None]]:
+    """A ``trace`` for the ``extensions`` of an ``httpx`` or ``httpx2`` request: it checks before head and body leave.
+
+    By then the wait for a connection is over. A request whose body is missing is not carried out, so what was stopped
+    between the two changes nothing either. https://www.encode.io/httpcore/extensions/#trace
+    """
+
+    async def trace(step: str, _details: object) -> None:
+        if step in _SENDING:
+            check()
+
+    return trace
 
 
 def check(kind: Kind | None = None, key: Key | None = None) -> None:

@@ -16,6 +16,7 @@ import anyio
 import httpx
 import msgspec
 
+from operator_app import fence
 from operator_app.errors import (
     ForbiddenError,
     InvalidError,
@@ -179,10 +180,17 @@ class PowerDnsApi:
 
         Changes of one zone wait here for each other, and that time does not count: each writes the zone's SOA, so at
         the server they exclude each other anyway, and SQLite refuses with a 500 what another database lets wait.
+        Nothing is sent once the right to write has run out (``FencedError``).
         """
         async with self._changing[zone]:
             with anyio.move_on_after(self._timeout_s):
-                await self._send("PATCH", self._zone_path(zone), json={"rrsets": [edit.as_json() for edit in edits]})
+                fence.check()
+                await self._send(
+                    "PATCH",
+                    self._zone_path(zone),
+                    json={"rrsets": [edit.as_json() for edit in edits]},
+                    extensions={"trace": fence.at_the_last_moment(fence.check)},
+                )
                 return
         raise self._too_slow()
 
