@@ -1,0 +1,209 @@
+"""``python -m operator_app audit`` on a real API server: what it finds, what it removes, and what it never touches."""
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from operator_app.kinds import (
+    ENVOY_PROXY,
+    FIELD_MANAGER,
+    HOSTNAME_CLAIM,
+    LABEL_MANAGED_BY,
+    PROXY_REGISTRATION,
+    Key,
+    Kind,
+    Object,
+)
+from tests.e2e.kube import Kube, wait_until
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
+from tests.e2e.outside import FOLDER_VARIABLE, NAME, Outside
+from tests.e2e.proxies import a_proxy, holds, record_key
+
+FLAGS: Final = (f"--registry={NAME}", "--sweep-interval-s=86400")
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outside:
+    """A registry of files that the operator and the audit find installed."""
+    found = Outside(tmp_path / "outside")
+    monkeypatch.setenv("PYTHONPATH", found.install(tmp_path / "site"))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(found.folder))
+    return found
+
+
+def audited(kubeconfig: Path, namespace: str, *flags: str) -> tuple[int, list[str], str]:
+    """Exit code, lines of standard output and standard error of an audit of one namespace."""
+    command = (sys.executable, "-m", "operator_app", "audit", f"--kubeconfig={kubeconfig}", f"--registry={NAME}")
+    run = subprocess.run(
+        (*command, f"--namespaces={namespace}", *flags), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "Traceback" not in run.stderr
+    return run.returncode, run.stdout.splitlines(), run.stderr
+
+
+def finding(line: str) -> tuple[str, ...]:
+    """The first columns of a line: kind, registry, name."""
+    return tuple(line.split()[:3])
+
+
+def registered(admin: Kube, key: Key, hostname: str) -> Object:
+    """A proxy whose record is confirmed."""
+    admin.create(ENVOY_PROXY, a_proxy(*key, registration={"hostname": hostname}))
+    return admin.wait_until(ENVOY_PROXY, key, holds("Registered"), 20)
+
+
+def left_behind(kind: Kind, name: str, namespace: str, uid: str, **spec: Any) -> Object:
+    """An object of the operator's about a proxy that never was."""
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {
+            "name": name,
+            "namespace": OPERATOR_NAMESPACE,
+            "labels": {LABEL_MANAGED_BY: FIELD_MANAGER},
+        },
+        "spec": {"proxy": {"namespace": namespace, "name": "gone", "uid": uid}} | spec,
+    }
+
+
+def outside_record(uid: str, namespace: str, operator: str = "operator-app") -> dict[str, Any]:
+    """A record as the registry of files holds it."""
+    return {
+        "operator": operator,
+        "uid": uid,
+        "proxy": [namespace, "gone"],
+        "generation": 1,
+        "address": "x",
+        "ttl": None,
+    }
+
+
+def test_where_all_is_well_nothing_is_found(
+    admin: Kube, namespace: str, operator: OperatorProcess, operator_kubeconfig: Path, outside: Outside
+) -> None:
+    """One proxy, registered: exit code 0, one line."""
+    operator.start(*FLAGS)
+    registered(admin, Key(namespace, "web"), f"{namespace}.example.com")
+    code, lines, errors = audited(operator_kubeconfig, namespace)
+    assert (code, errors) == (0, "")
+    assert len(lines) == 1
+    assert lines[0].startswith("1 proxies, ")
+    assert lines[0].endswith(" 0 findings, 0 left")
+    assert outside.calls("register") == [f"register {namespace}.example.com"]
+
+
+def test_fix_removes_what_the_dead_have_left_and_touches_nobody_elses(
+    admin: Kube, namespace: str, operator: OperatorProcess, operator_kubeconfig: Path, outside: Outside
+) -> None:
+    """Entry, claim and outside record of dead proxies go; the living, strangers and other operators keep theirs."""
+    dead, alive = str(uuid.uuid4()), Key(namespace, "web")
+    mine, lost, stray, claimed = (f"{each}.{namespace}.example.com" for each in ("mine", "lost", "stray", "claimed"))
+    foreign, other = f"foreign.{namespace}.example.com", f"other.{namespace}.example.com"
+    operator.start(*FLAGS)
+    proxy = registered(admin, alive, mine)
+    operator.stop()
+    ports = {"generation": 1, "address": "x", "ports": [], "registry": NAME, "hostname": lost}
+    admin.create(PROXY_REGISTRATION, left_behind(PROXY_REGISTRATION, f"proxy-{dead}", namespace, dead, **ports))
+    admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, lost, namespace, dead, hostname=lost))
+    admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, claimed, namespace, str(uuid.uuid4()), hostname=claimed))
+    outside.put(lost, outside_record(dead, namespace))
+    outside.put(stray, outside_record(str(uuid.uuid4()), namespace))
+    outside.put(foreign, {"address": "192.0.2.1"})
+    outside.put(other, outside_record(dead, namespace, operator="another"))
+    before = outside.records()
+
+    code, lines, _ = audited(operator_kubeconfig, namespace)
+    assert code == 1
+    assert {finding(each) for each in lines[1:-1]} == {
+        ("record-without-proxy", "in-cluster", f"proxy-{dead}"),
+        ("record-without-proxy", NAME, stray),
+        ("claim-without-proxy", "in-cluster", claimed),
+    }
+    assert outside.records() == before, "without --fix nothing is written"
+
+    code, lines, _ = audited(operator_kubeconfig, namespace, "--fix")
+    assert code == 0
+    assert sum(each.startswith("removed: ") for each in lines) == 3
+    assert set(outside.records()) == {mine, foreign, other}
+    assert admin.find(PROXY_REGISTRATION, Key(OPERATOR_NAMESPACE, f"proxy-{dead}")) is None
+    assert [admin.find(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, each)) for each in (lost, claimed)] == [None, None]
+    assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is not None
+    assert admin.find(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, mine)) is not None
+    assert audited(operator_kubeconfig, namespace)[0] == 0
+
+
+def test_what_is_a_living_proxys_is_told_and_left(
+    admin: Kube, namespace: str, operator: OperatorProcess, operator_kubeconfig: Path, outside: Outside
+) -> None:
+    """A record that vanished and one under a name that nobody declared: told, and left by --fix."""
+    hostname, key = f"{namespace}.example.com", Key(namespace, "web")
+    operator.start(*FLAGS)
+    proxy = registered(admin, key, hostname)
+    operator.stop()
+    record = outside.records()[hostname]
+    outside.put(hostname, None)
+    outside.put(f"more.{hostname}", record)
+
+    code, lines, _ = audited(operator_kubeconfig, namespace, "--fix")
+
+    assert code == 1
+    assert {finding(each) for each in lines[1:-1]} == {
+        ("proxy-without-record", NAME, hostname),
+        ("wrong-owner", NAME, f"more.{hostname}"),
+    }
+    assert list(outside.records()) == [f"more.{hostname}"]
+    assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is not None
+
+
+def test_a_registry_that_cannot_be_read_is_one_sentence_and_not_an_empty_one(
+    admin: Kube, namespace: str, operator: OperatorProcess, operator_kubeconfig: Path, outside: Outside
+) -> None:
+    """Exit code 1, nothing concluded from silence, nothing removed."""
+    operator.start(*FLAGS)
+    registered(admin, Key(namespace, "web"), f"{namespace}.example.com")
+    outside.fail("down")
+    code, lines, errors = audited(operator_kubeconfig, namespace, "--fix")
+    assert code == 1
+    assert errors.splitlines() == [
+        f"operator_app: the registry {NAME} can't be read, so nothing is said about it: the registry does not answer"
+    ]
+    assert lines[-1].endswith(" 0 findings, 0 left")
+    outside.fail(None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--kubeconfig=/nowhere",), "/nowhere"),
+        (("--registries=elsewhere",), "no registry elsewhere is installed"),
+    ],
+    ids=["no cluster", "no such registry"],
+)
+def test_bad_input_is_one_sentence(
+    flags: tuple[str, ...], sentence: str, namespace: str, operator_kubeconfig: Path, outside: Outside
+) -> None:
+    """Exit code 2, one line on standard error, nothing on standard output."""
+    code, lines, errors = audited(operator_kubeconfig, namespace, *flags)
+    assert (code, lines) == (2, [])
+    assert len(errors.splitlines()) == 1
+    assert sentence in errors
+    assert outside.calls("") == []
+
+
+def test_the_sweep_counts_findings(admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside) -> None:
+    """What fits nowhere shows in the operator's metrics, and is gone from them when it is gone."""
+    hostname, key = f"{namespace}.example.com", Key(namespace, "web")
+    operator.start(f"--registry={NAME}", "--sweep-interval-s=1", f"--namespaces={namespace}")
+    registered(admin, key, hostname)
+    outside.put(stray := f"stray.{hostname}", outside_record(str(uuid.uuid4()), namespace))
+
+    def counted() -> float:
+        return operator.metric("operator_app_audit_findings", kind="record-without-proxy")
+
+    wait_until(lambda: counted() == 1, 20, "the finding in the metrics")
+    outside.put(stray, None)
+    wait_until(lambda: counted() == 0, 20, "no finding")
