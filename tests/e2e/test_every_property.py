@@ -77,12 +77,13 @@ def test_every_property_converges_and_comes_back(
 def _walk(admin: Kube, key: Key, steps: tuple[Step, ...]) -> dict[str, str]:
     """Take one proxy along a trail; returns each configuration with the first step that led to it."""
     proxy = api_cases.proxy(key.name, key.namespace)
-    admin.create(ENVOY_PROXY, proxy | {"spec": BASE})
+    admin.create(ENVOY_PROXY, proxy | {"spec": _with_own_hostname(BASE, key)})
     first = _at_rest(admin, key, "base")
     configs = {first.children[CONFIG_MAP]["data"][CONFIG_FILE]: "base"}
     now = first
     for step in steps:
-        admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": step.spec}], patch_type="json")
+        spec = _with_own_hostname(step.spec, key)
+        admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": spec}], patch_type="json")
         now = _at_rest(admin, key, step.what)
         configs.setdefault(now.children[CONFIG_MAP]["data"][CONFIG_FILE], step.what)
         assert now.uids == first.uids, step.what
@@ -91,6 +92,14 @@ def _walk(admin: Kube, key: Key, steps: tuple[Step, ...]) -> dict[str, str]:
     assert now.record["spec"] | {"generation": 0} == first.record["spec"] | {"generation": 0}
     admin.delete(ENVOY_PROXY, key)
     return configs
+
+
+def _with_own_hostname(spec: Object, key: Key) -> Object:
+    """``spec`` with a hostname in place of the base's, which only one of the proxies could have."""
+    registration = spec.get("registration", {})
+    if registration.get("hostname") != BASE["registration"]["hostname"]:
+        return spec
+    return spec | {"registration": registration | {"hostname": f"{key.name}.{key.namespace}.example.com"}}
 
 
 def _at_rest(admin: Kube, key: Key, what: str) -> Family:
