@@ -10,6 +10,7 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import httpx
 import pytest
 import yaml
 
@@ -19,6 +20,7 @@ from operator_app.errors import FencedError
 from operator_app.events import EventRecorder, Occurrence
 from operator_app.fence import Hold
 from operator_app.kinds import CONFIG_MAP, EVENT, LEASE, Key, Object
+from operator_app.registration.powerdns_api import Delete, PowerDnsApi
 
 pytestmark = pytest.mark.anyio
 
@@ -188,3 +190,20 @@ async def test_an_event_is_told_on_the_right_of_the_round_that_it_is_about(tmp_p
             tasks.cancel_scope.cancel()
     assert carried == [(EVENT, hold)]
     assert server.received == []
+
+
+async def test_a_registry_outside_is_fenced_the_same_way() -> None:
+    """What PowerDNS is told depends on the same right; a read needs none."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.method)
+        return httpx.Response(200, json=[])
+
+    async with httpx.AsyncClient(base_url="http://dns.invalid", transport=httpx.MockTransport(answer)) as client:
+        api = PowerDnsApi(client, server_id="localhost", timeout_s=5)
+        with fence.under(Hold(0, 1, until=0.0, clock=lambda: 1.0)):
+            assert await api.types_at("web.example.com") == frozenset()
+            with pytest.raises(FencedError):
+                await api.change("example.com", [Delete("web.example.com", "A")])
+    assert asked == ["GET"]

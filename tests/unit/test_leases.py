@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operator_app import fence
+from operator_app.__main__ import main
 from operator_app.errors import FencedError
 from operator_app.fence import Hold
 from operator_app.kinds import Object
@@ -40,6 +41,25 @@ def test_times_that_are_out_of_order_are_refused(times: tuple[int, float, float]
     """A deadline that is not before the Lease's end would let two work; one sentence says so."""
     with pytest.raises(ValueError, match="must grow in this order"):
         LeaseTimes(*times)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--shards=-1"], "OPERATOR_APP_SHARDS (--shards): Input should be greater than or equal to 1"),
+        (["--lease-duration-s=8"], "renew_deadline_s (10) and lease_duration_s (8) must grow in this order"),
+        (["--retry-period-s=11"], "retry_period_s (11), renew_deadline_s (10) and"),
+        (["--lease-duration-s=2.5"], "OPERATOR_APP_LEASE_DURATION_S (--lease-duration-s): "),
+        (["--replica-name=Bad_Name"], "OPERATOR_APP_REPLICA_NAME (--replica-name): "),
+    ],
+)
+def test_bad_settings_are_refused_at_the_start_by_one_sentence(
+    flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is started, the exit code says that it was the user's input, and the sentence says which."""
+    assert main(["run", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
 
 
 def test_two_attempts_to_renew_fit_before_the_deadline() -> None:

@@ -1,0 +1,81 @@
+"""The verdict on a failover can be guilty: forged audit logs, each with one thing wrong."""
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from operator_app.kinds import Object
+from tests.e2e.controlplane import AuditEntry
+from tests.e2e.failover import epochs_out_of_order, out_of_order
+
+AT: Final = datetime(2026, 7, 2, tzinfo=UTC)
+
+
+def entry(resource: str, version: int, replica: str, request: Object | None = None, **changes: Any) -> AuditEntry:
+    """A successful patch of an object in the namespace ``team``, of a replica."""
+    found: dict[str, Any] = {
+        "user": "operator",
+        "verb": "patch",
+        "group": "",
+        "resource": resource,
+        "namespace": "team",
+        "name": "web",
+        "subresource": "",
+        "code": 200,
+        "received_at": AT,
+        "user_agent": f"operator-app/{replica}",
+        "path": "/",
+        "resource_version": str(version),
+        "request": request,
+    }
+    return AuditEntry(**found | changes)
+
+
+def lease(version: int, holder: str | None, epoch: int, **changes: Any) -> AuditEntry:
+    """A successful write of the one shard's Lease."""
+    spec = {"leaseTransitions": epoch} | ({} if holder is None else {"holderIdentity": holder})
+    names = {"namespace": "edge-system", "name": "operator-app-shard-0", "verb": "update"}
+    return entry("leases", version, holder or "a", {"spec": spec}, **names | changes)
+
+
+LOG: Final = (
+    lease(10, "a", 0),
+    entry("services", 11, "a"),
+    lease(12, "a", 0),
+    lease(13, None, 0),
+    lease(14, "b", 1),
+    entry("services", 15, "b"),
+)
+
+
+def test_writes_within_ones_tenure_are_in_order() -> None:
+    """Renewals, a release and a change of hands leave nothing to complain about."""
+    assert out_of_order(LOG, 1, ["team"]) == []
+    assert epochs_out_of_order(LOG, 1) == []
+
+
+def test_a_write_after_the_tenure_or_between_two_is_found() -> None:
+    """By its version alone: where it stands in the log does not matter."""
+    late, between = entry("services", 16, "a"), entry("deployments", 13, "a")
+    assert len(out_of_order((late, *LOG), 1, ["team"])) == 1
+    assert len(out_of_order((between, *LOG), 1, ["team"])) == 1
+    assert len(out_of_order((*LOG, entry("services", 9, "a")), 1, ["team"])) == 1
+
+
+def test_what_changed_nothing_or_is_not_ours_to_judge_is_left_out() -> None:
+    """A refused write, and a write in a namespace of another test."""
+    refused = entry("services", 16, "a", code=409)
+    elsewhere = entry("services", 16, "a", namespace="other")
+    assert out_of_order((*LOG, refused, elsewhere), 1, ["team"]) == []
+
+
+def test_a_record_belongs_to_the_namespace_that_it_tells_of() -> None:
+    """Records are kept in the operator's namespace and are judged by their proxy's."""
+    record = {"spec": {"proxy": {"namespace": "team"}}}
+    late = entry("proxyregistrations", 16, "a", record, namespace="edge-system", name="proxy-1")
+    assert len(out_of_order((*LOG, late), 1, ["team"])) == 1
+
+
+def test_an_epoch_that_does_not_grow_with_a_change_of_hands_is_found() -> None:
+    """Another holder needs a higher epoch, and none may go back."""
+    assert len(epochs_out_of_order((lease(10, "a", 3), lease(11, "b", 3)), 1)) == 1
+    assert len(epochs_out_of_order((lease(10, "a", 3), lease(11, "a", 2)), 1)) == 1
