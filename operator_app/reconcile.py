@@ -29,7 +29,7 @@ from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY,
 from operator_app.orphan import let_go
 from operator_app.ownership import fields_of
 from operator_app.registration import Change, Port, Record, Registration
-from operator_app.registration.claims import HOSTNAME_TAKEN
+from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN
 from operator_app.registration.registrar import Registrar
 from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, next_status, parting_status
 from operator_app.store import Store
@@ -53,6 +53,7 @@ _SEEN_BY_WATCH: Final = frozenset(
         "NoAddress",
         "ConfigMapNotReady",
         "RegistryUnknown",
+        HOSTNAME_ORPHANED,
         HOSTNAME_TAKEN,
         CONTENDED,
     }

@@ -8,7 +8,7 @@ thing that said it is gone. Publishing the name does not belong here.
 from collections.abc import Callable
 from typing import Final
 
-from operator_app.apply import NAME_CONFLICT, Applier, Claim, Problem, Standing
+from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Problem, Standing
 from operator_app.deltas import Deleted
 from operator_app.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
 from operator_app.registration import Change, Registration
@@ -17,6 +17,12 @@ from operator_app.store import Store
 
 HOSTNAME_TAKEN: Final = "HostnameTaken"
 """The reason of a problem with a hostname that another proxy has; it ends with an event on the claim."""
+
+HOSTNAME_ORPHANED: Final = "HostnameOrphaned"
+"""The reason of a problem with a hostname that an orphaned record of the same name has; it ends the same way."""
+
+RECHECK_S: Final = 60.0
+"""A proxy that waits for the claim of a former life comes back after this."""
 
 
 class Claims:
@@ -37,7 +43,11 @@ class Claims:
         if problem is not None and problem.reason == NAME_CONFLICT:
             message = f"another proxy has the hostname {hostname}: choose another one, or wait until it is free"
             problem = Problem(HOSTNAME_TAKEN, message, is_terminal=True)
-        return Registration(Change(result.outcome.value), problem, result.again_after_s)
+        again_after_s = result.again_after_s
+        if problem is not None and plan.action is Action.WAIT:
+            # The claim's deletion tells; this is for the case that it is told to nobody.
+            again_after_s = RECHECK_S
+        return Registration(Change(result.outcome.value), problem, again_after_s)
 
     def holds(self, hostname: str, uid: str) -> bool:
         """Whether the proxy with this UID is known to have ``hostname``."""

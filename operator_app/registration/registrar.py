@@ -24,7 +24,7 @@ from operator_app.apply import Problem
 from operator_app.errors import OperatorError, TerminalError, TransientError
 from operator_app.kinds import Key
 from operator_app.registration import Change, Finding, Record, Registration, Registry
-from operator_app.registration.claims import Claims
+from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
 from operator_app.registration.ledger import IN_CLUSTER, Entry, Ledger, Name
 from operator_app.registration.patience import Patience
 
@@ -157,7 +157,7 @@ class Registrar:
             f"an earlier proxy of this name was deleted with deletionPolicy Orphan and keeps the hostname "
             f"{record.hostname}: choose another one, or have its ProxyRegistration proxy-{orphan.uid} deleted"
         )
-        return replace(claim, problem=Problem("HostnameOrphaned", message, is_terminal=True))
+        return replace(claim, problem=Problem(HOSTNAME_ORPHANED, message, is_terminal=True))
 
     async def _taken_back_early(self, record: Record, registry: str) -> frozenset[Name]:
         """So that an entry never overflows, however often a hostname changes while its registry is down."""

@@ -579,7 +579,8 @@ async def test_a_new_life_is_served_while_the_old_ones_removal_is_still_abandone
         admin.wait_gone(SERVICE, child_key(key), uid=None)
         await settle(room, admin, key)
         verdict = await room.reconciler.round(key)
-        assert verdict.failure is None or verdict.again_after_s is not None
+        assert verdict.failure is None, "nothing of the new life waits in a backoff"
+        assert verdict.again_after_s is not None
         served = admin.get(ENVOY_PROXY, key)
         assert condition(served, "Reconciled")["status"] == "True"
         assert condition(served, "Registered")["reason"] == "PreviousLife"
