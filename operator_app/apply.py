@@ -102,12 +102,13 @@ class Problem:
 class Claim:
     """How to tell whose an object is, and what a repair must prove about the object that it repairs.
 
-    ``standing`` looks at a live object; ``precondition`` gives the metadata that makes an apply fail on any other
-    object than the one that was looked at.
+    ``standing`` looks at a live object; ``precondition`` gives the metadata that makes an apply fail on anything but
+    what was looked at. ``retry_precondition`` is that of a second try, which directly follows a live read.
     """
 
     standing: Callable[[Object], Standing]
     precondition: Callable[[Object], Mapping[str, str]]
+    retry_precondition: Callable[[Object], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,14 @@ def child_of(proxy: Object) -> Claim:
                     return Standing.PREVIOUS_LIFE
         return Standing.FOREIGN
 
-    return Claim(standing, exactly)
+    # A Deployment's controller writes its status all the time: a second try that pinned the version, too, would lose
+    # to it again and again. The moment between the live read and the write is what it leaves open, to ourselves alone.
+    return Claim(standing, exactly, same_object)
+
+
+def same_object(live: Object) -> dict[str, str]:
+    """The metadata that makes an apply fail on any other object, whatever its name."""
+    return {"uid": live["metadata"]["uid"]}
 
 
 def exactly(live: Object) -> dict[str, str]:
@@ -237,7 +245,8 @@ class Applier:
         try:
             return await self._act(plan, claim)
         except ConflictError:
-            return await self._act(await self._look_afresh(plan, claim), claim)
+            afresh = await self._look_afresh(plan, claim)
+            return await self._act(afresh, replace(claim, precondition=claim.retry_precondition))
 
     async def _look_afresh(self, outdated: Plan, claim: Claim) -> Plan:
         live = await self._cluster.get(outdated.kind, outdated.key)

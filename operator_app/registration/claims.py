@@ -8,7 +8,7 @@ thing that said it is gone. Publishing the name does not belong here.
 from collections.abc import Callable
 from typing import Final
 
-from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Problem, Standing
+from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Problem, Standing, same_object
 from operator_app.deltas import Deleted
 from operator_app.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
 from operator_app.registration import Change, Registration
@@ -93,4 +93,4 @@ def _claim(proxy: Key, uid: str) -> Claim:
             return Standing.OURS
         return Standing.PREVIOUS_LIFE if proxy_of(live) == proxy else Standing.FOREIGN
 
-    return Claim(standing, lambda live: {"uid": live["metadata"]["uid"]})
+    return Claim(standing, same_object, same_object)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from operator_app.api import RecordState
-from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Outcome, Problem, Standing, identity
+from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Outcome, Problem, Standing, exactly, identity
 from operator_app.cluster import Cluster
 from operator_app.deltas import Deleted
 from operator_app.errors import ConflictError
@@ -237,7 +237,4 @@ def _claim(record: Record, accounted: frozenset[Name]) -> Claim:
     def standing(live: Object) -> Standing:
         return Standing.OURS if _is_ours(live, record) and Entry(live).names <= accounted else Standing.FOREIGN
 
-    def precondition(live: Object) -> dict[str, str]:
-        return {"uid": live["metadata"]["uid"], "resourceVersion": live["metadata"]["resourceVersion"]}
-
-    return Claim(standing, precondition)
+    return Claim(standing, exactly, exactly)

@@ -233,6 +233,20 @@ async def test_a_deleted_child_is_created_in_the_same_round(tmp_path: Path) -> N
     assert api.sent[2].body["metadata"]["resourceVersion"] == IMPOSSIBLE_VERSION
 
 
+async def test_a_second_try_pins_the_object_and_not_its_version(tmp_path: Path) -> None:
+    """A Deployment's own controller writes so often that a pinned version would lose to it again and again."""
+    api = ScriptedApi(
+        ("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living("old"))), ("apply ConfigMap", repaired())
+    )
+    async with rooms(api, tmp_path, (CONFIG_MAP, living("older"))) as own:
+        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+    assert result.outcome is Outcome.CONFIGURED
+    first, _, second = (each.body for each in api.sent)
+    assert {"uid", "resourceVersion"} <= first["metadata"].keys()
+    assert "uid" in second["metadata"]
+    assert "resourceVersion" not in second["metadata"]
+
+
 async def test_a_second_conflict_is_left_to_the_next_round(tmp_path: Path) -> None:
     """One new look, never a loop."""
     api = ScriptedApi(
