@@ -9,7 +9,7 @@ import pytest
 
 from operator_app.kinds import ENVOY_PROXY, LEASE, Key
 from operator_app.leases import replica_lease_name, shard_lease_name
-from tests.e2e.controlplane import AuditLog
+from tests.e2e.controlplane import AuditLog, Mark
 from tests.e2e.failover import Fleet, Load, epochs_out_of_order, longest_wait_s, out_of_order, replica_of, waits
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
@@ -37,17 +37,22 @@ def events(process: OperatorProcess) -> list[str]:
     return [line["event"] for line in process.log() if line.get("event", "").startswith("shard_")]
 
 
+def writers(audit: AuditLog, since: Mark, namespace: str) -> set[str]:
+    """Which replicas have written objects of a namespace."""
+    return {replica_of(each) for each in audit.writes(OPERATOR_USER, since) if each.namespace == namespace}
+
+
 def test_one_replica_leads_and_its_standby_takes_over_warm(
     admin: Kube, audit: AuditLog, namespace: str, replicas: list[OperatorProcess]
 ) -> None:
     """A standby is ready and writes nothing; when the leader ends it works within a second, without a list."""
     leader, standby, _ = replicas
+    begun = audit.mark()
     leader.start(*SHORT)
     leader.wait_for("shard_taken")
     standby.start(*SHORT)
     admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0))
     wait_reconciled(admin, Key(namespace, "web"))
-    mark = audit.mark()
 
     wait_until(lambda: standby.get("/readyz")[0] == 200, what="the standby to be ready")
     assert events(standby) == []
@@ -58,18 +63,21 @@ def test_one_replica_leads_and_its_standby_takes_over_warm(
         if "replica" in each["metadata"]["name"]
     }
     assert members == {leader.replica, standby.replica}
+    assert writers(audit, begun, namespace) == {leader.replica}
 
+    standing_by = audit.mark()
     leader.stop()
     left_mono = time.monotonic()
     standby.wait_for("shard_taken")
     assert time.monotonic() - left_mono < 1
     assert events(leader) == ["shard_taken", "shard_released"]
+    left = audit.mark()
     admin.patch(ENVOY_PROXY, Key(namespace, "web"), {"spec": {"service": {"annotations": {"edit": "one"}}}})
     wait_reconciled(admin, Key(namespace, "web"))
 
-    mine = [each for each in audit.entries(mark) if each.user == OPERATOR_USER]
-    assert {replica_of(each) for each in mine if each.is_write and each.namespace == namespace} == {standby.replica}
-    assert {each.resource for each in mine if each.verb == "list"} <= {LEASE.plural}
+    assert writers(audit, left, namespace) == {standby.replica}
+    lists = [each for each in audit.entries(standing_by) if each.user == OPERATOR_USER and each.verb == "list"]
+    assert {each.resource for each in lists} <= {LEASE.plural}
     assert admin.find(LEASE, Key(OPERATOR_NAMESPACE, replica_lease_name(leader.replica))) is None
     assert standby.metric("operator_app_lease_transitions_total", how="taken") == 1
 
