@@ -169,6 +169,7 @@ def test_defaults_are_the_models(namespace: str, create: Callable[[Object], Obje
     assert stored["spec"] == {
         "replicas": 1,
         "paused": False,
+        "deletionPolicy": "Delete",
         "service": {"type": "ClusterIP"},
         "listeners": [{"name": "http", "port": 80, "protocol": "HTTP", "routes": [{"backend": "app"}]}],
         "backends": [
