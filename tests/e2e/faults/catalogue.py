@@ -72,12 +72,18 @@ def everything(points: Mapping[str, Iterable[Point]]) -> Catalogue:
 
 
 def starts() -> Iterable[Run]:
-    """Every fault at the first list and the first watch of every kind, while work of every scenario waits."""
+    """Every fault at the first list and the first watch of every kind, while work of the scenarios waits.
+
+    After a 429 the operator puts looking at what it has served before off by up to two minutes, so with that fault only
+    declarations wait that were never served.
+    """
+    unserved = tuple(scenario for scenario in SCENARIOS if not scenario.is_repair)
     number = 0
     for verb in ("list", "watch"):
         for kind in applicable(Point(verb, "")):
+            scenarios = unserved if kind is FaultKind.THROTTLED else SCENARIOS
             for each in KINDS:
-                yield Run(SCENARIOS[number % len(SCENARIOS)], kind, Point(verb, each.kind))
+                yield Run(scenarios[number % len(scenarios)], kind, Point(verb, each.kind))
                 number += 1
 
 

@@ -61,7 +61,11 @@ def conduct(
 
 
 def _alone(campaign: Campaign, runs: list[Run], report: Report) -> None:
-    for number, batch in enumerate(batches(runs, BATCH), 1):
+    """Many answers of 429 make the operator slow down for everybody, so these runs keep to themselves."""
+    by_throttling = sorted(runs, key=lambda run: run.kind is FaultKind.THROTTLED)
+    first = sum(run.kind is not FaultKind.THROTTLED for run in runs) if len(runs) > BATCH else len(runs)
+    parts = [*batches(by_throttling[:first], BATCH), *batches(by_throttling[first:], BATCH)]
+    for number, batch in enumerate(parts, 1):
         begun = _begin(report, f"requests, batch {number}", batch)
         campaign.prepare(batch)
         campaign.operate(_plan(batch))
