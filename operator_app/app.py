@@ -28,7 +28,7 @@ from operator_app.audit import FindingKind, findings, outside_entries, survey_of
 from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import Cluster, Request
 from operator_app.deltas import Deleted, Delta, Listed
-from operator_app.desired import proxy_key
+from operator_app.desired import controller_uid, proxy_key
 from operator_app.errors import ConfigurationError, FencedError, OperatorError, TransientError
 from operator_app.events import EventRecorder
 from operator_app.finalizer import Finalizer
@@ -49,7 +49,7 @@ from operator_app.kinds import (
 )
 from operator_app.leases import Change, LeaseTimes
 from operator_app.pressure import Pressure
-from operator_app.reconcile import Reconciler, Verdict, controller_uid
+from operator_app.reconcile import Reconciler
 from operator_app.registration.claims import Claims
 from operator_app.registration.installed import open_registries
 from operator_app.registration.ledger import Ledger, proxy_of
@@ -62,6 +62,7 @@ from operator_app.status import StatusWriter
 from operator_app.store import Index, Store
 from operator_app.sweep import sweep
 from operator_app.telemetry import Health, Metrics, serving
+from operator_app.verdict import Verdict
 from operator_app.watch import WatchTimes, follow
 from operator_app.workqueue import Limits, Priority, WorkQueue
 

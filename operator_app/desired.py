@@ -73,6 +73,12 @@ def owner_reference(proxy: Object) -> Object:
     }
 
 
+def controller_uid(obj: Object) -> str | None:
+    """The UID of the object's controller, the index by which children are found."""
+    references = obj["metadata"].get("ownerReferences", ())
+    return next((each["uid"] for each in references if each.get("controller")), None)
+
+
 def _child(kind: Kind, proxy: Object, body: Object, *, annotations: dict[str, str] | None = None) -> Object:
     metadata = proxy["metadata"]
     key = child_key(Key(metadata["namespace"], metadata["name"]))

@@ -10,29 +10,30 @@ A round never waits and never retries; it returns how it ended, and the workqueu
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 import structlog
 from pydantic import ValidationError
 
-from operator_app.api import DeletionPolicy, EnvoyProxySpec, ServiceType, parse_spec
+from operator_app.api import EnvoyProxySpec, ServiceType, parse_spec
 from operator_app.apply import CONTENDED, Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
 from operator_app.cluster import Cluster
 from operator_app.deltas import Deleted
 from operator_app.desired import child_key, children
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
 from operator_app.events import Occurrence
-from operator_app.finalizer import Finalizer, is_held
+from operator_app.finalizer import Finalizer
 from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
-from operator_app.orphan import let_go
 from operator_app.ownership import fields_of
+from operator_app.parting import Parting
 from operator_app.registration import Change, Port, Record, Registration
 from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN
 from operator_app.registration.registrar import Registrar
-from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, next_status, parting_status
+from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, next_status
 from operator_app.store import Store
+from operator_app.verdict import Verdict
 
 log = structlog.get_logger(__name__)
 
@@ -41,9 +42,6 @@ PERSISTENT_AFTER: Final = 3
 
 FORMER_LIFE_RETRY_S: Final = 60.0
 """A proxy that lives comes back after this to remove what is left of a former life of its name."""
-
-DEREGISTRATION_FAILED: Final = "DeregistrationFailed"
-"""The reason of a deletion that waits for the registry."""
 
 _SEEN_BY_WATCH: Final = frozenset(
     {
@@ -59,17 +57,6 @@ _SEEN_BY_WATCH: Final = frozenset(
     }
 )
 """Problems that end with an event that the operator watches for, so that coming back earlier is of no use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a round ended. ``again_after_s``: come back then. ``failure``: not done, come back with backoff."""
-
-    again_after_s: float | None = None
-    failure: OperatorError | Problem | None = None
-
-
-DONE = Verdict()
 
 
 class Reconciler:
@@ -104,8 +91,10 @@ class Reconciler:
         self._report = report
         self._tell_event = tell_event
         self._default_image = default_image
-        self._abandon_after_s = abandon_after_s
         self._now = now
+        self._parting = Parting(
+            cluster, finalizer, registrar, statuses, tell_event=tell_event, abandon_after_s=abandon_after_s, now=now
+        )
 
     async def round(self, key: Key, *, failures: int = 0, is_sweep: bool = False) -> Verdict:
         """Bring one proxy closer to its declaration. ``failures`` counts the failed rounds directly before this one.
@@ -115,11 +104,11 @@ class Reconciler:
         """
         try:
             proxy = self._store.get(ENVOY_PROXY, key)
-            left = await self._bury_former_lives(key, proxy)
+            left = await self._parting.bury_former_lives(key, proxy)
             if proxy is None:
                 return Verdict(failure=left)
             if "deletionTimestamp" in proxy["metadata"]:
-                verdict = await self._part_with(proxy)
+                verdict = await self._parting.part_with(proxy)
             else:
                 verdict = await self._converge(proxy, failures, is_sweep=is_sweep)
             return verdict if left is None else _coming_back(verdict, left)
@@ -237,84 +226,6 @@ class Reconciler:
         status = next_status(observation, now=self._now())
         return Verdict(again_after_s=await self._statuses.write(observation.proxy, status))
 
-    async def _part_with(self, proxy: Object) -> Verdict:
-        """The proxy is being deleted: take back what the world was told, then let it go.
-
-        The children carry its UID as their controller, so the garbage collector takes them, unless ``deletionPolicy``
-        is Orphan. Without our finalizer nothing was told, or everything was taken back.
-        """
-        if not is_held(proxy):
-            return DONE
-        key, uid = key_of(proxy), proxy["metadata"]["uid"]
-        if proxy["spec"].get("deletionPolicy") == DeletionPolicy.ORPHAN:
-            await self._let_children_go(proxy)
-            await self._registrar.orphan(uid)
-        else:
-            try:
-                await self._registrar.deregister(key, uid)
-            except ConflictError:
-                raise
-            except OperatorError as error:
-                left_s = self._until_abandoned_s(proxy)
-                if left_s is None or left_s > 0:
-                    return await self._wait_for_registry(proxy, error, left_s)
-                await self._registrar.abandon(uid)
-                self._tell_stuck(proxy, "RemovalAbandoned", f"the proxy goes, and its record is removed later: {error}")
-        await self._finalizer.release(proxy)
-        return DONE
-
-    async def _wait_for_registry(self, proxy: Object, error: OperatorError, left_s: float | None) -> Verdict:
-        """Say what the deletion waits for. A registry that asked for time gets it, but not more than there is."""
-        known = condition_of(proxy, REGISTERED)
-        if known is None or known["reason"] != DEREGISTRATION_FAILED:
-            self._tell_stuck(proxy, DEREGISTRATION_FAILED, f"the record can't be removed, and is tried again: {error}")
-        problem = Problem(DEREGISTRATION_FAILED, str(error), is_terminal=isinstance(error, TerminalError))
-        await self._statuses.write(proxy, parting_status(proxy, problem, now=self._now()))
-        if isinstance(error, TransientError) and error.retry_after_s is not None and left_s is not None:
-            return Verdict(again_after_s=min(error.retry_after_s, left_s))
-        return Verdict(failure=error)
-
-    def _tell_stuck(self, proxy: Object, reason: str, note: str) -> None:
-        log.warning("deregistration_failed", proxy=str(key_of(proxy)), reason=reason, note=note)
-        self._tell_event(Occurrence(proxy, "Warning", reason, "Deregister", "record", note))
-
-    def _until_abandoned_s(self, proxy: Object) -> float | None:
-        """Seconds until the proxy is let go in any case, not positive once that is due; ``None``: never."""
-        if self._abandon_after_s is None:
-            return None
-        begun_at = datetime.fromisoformat(proxy["metadata"]["deletionTimestamp"])
-        return (begun_at + timedelta(seconds=self._abandon_after_s) - self._now()).total_seconds()
-
-    async def _let_children_go(self, proxy: Object) -> None:
-        """Orphan every child, read live: what the store does not know yet would be collected."""
-        for kind in CHILD_KINDS:
-            live = await self._cluster.get(kind, child_key(key_of(proxy)))
-            if live is not None and controller_uid(live) == proxy["metadata"]["uid"]:
-                await let_go(self._cluster, kind, live)
-                log.info("child_orphaned", proxy=str(key_of(proxy)), kind=kind.kind)
-
-    async def _bury_former_lives(self, key: Key, proxy: Object | None) -> OperatorError | None:
-        """Remove what is still known of proxies of this name that are gone; returns why that is not done yet.
-
-        Such are removals that were abandoned while a registry was down, and records whose finalizer somebody removed by
-        hand. The store alone is no proof of death, so the API server is asked before anything is removed. What can't
-        be removed does not keep the present life waiting.
-        """
-        lives = self._registrar.former_lives(key, proxy["metadata"]["uid"] if proxy is not None else None)
-        if not lives:
-            return None
-        live = await self._cluster.get(ENVOY_PROXY, key)
-        living = live["metadata"]["uid"] if live is not None else None
-        trouble: OperatorError | None = None
-        for uid in lives:
-            if uid != living:
-                try:
-                    await self._registrar.deregister(key, uid)
-                    log.warning("orphaned_record_removed", proxy=str(key), uid=uid)
-                except OperatorError as error:
-                    trouble = trouble or error
-        return trouble
-
     async def _prune(self, proxy: Object, wanted: Mapping[Kind, Object]) -> None:
         """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer."""
         for kind in CHILD_KINDS:
@@ -335,12 +246,6 @@ class Reconciler:
                         # That life is over, though the watch has not said so. What has its name now may be a
                         # stranger's, and no watch would tell that it has gone again: it is not learnt.
                         self._store.take(Deleted(kind, known))
-
-
-def controller_uid(obj: Object) -> str | None:
-    """The UID of the object's controller, the index by which children are found."""
-    references = obj["metadata"].get("ownerReferences", ())
-    return next((each["uid"] for each in references if each.get("controller")), None)
 
 
 def _paused(plan: Plan) -> Problem | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from operator_app.kinds import ENVOY_PROXY, SERVICE, Key, Object
-from operator_app.reconcile import DEREGISTRATION_FAILED
+from operator_app.parting import DEREGISTRATION_FAILED
 from operator_app.registration.dns import Ownership
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess

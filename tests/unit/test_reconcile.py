@@ -27,11 +27,12 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
-from operator_app.reconcile import DONE, PERSISTENT_AFTER, Reconciler
+from operator_app.reconcile import PERSISTENT_AFTER, Reconciler
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.patience import Patience
 from operator_app.registration.registrar import Registrar, Registries
+from operator_app.verdict import DONE
 from tests.unit.field_sets import entry, stored
 from tests.unit.scripted_api import (
     CONFLICT,

@@ -1,0 +1,18 @@
+"""How a round ended, and when there should be another one."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from operator_app.apply import Problem
+from operator_app.errors import OperatorError
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a round ended. ``again_after_s``: come back then. ``failure``: not done, come back with backoff."""
+
+    again_after_s: float | None = None
+    failure: OperatorError | Problem | None = None
+
+
+DONE: Final = Verdict()
