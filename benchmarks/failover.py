@@ -16,8 +16,9 @@ from typing import Final
 
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.failover import Fleet, Load, epochs_out_of_order, longest_wait_s, out_of_order, tenures, waits
-from tests.e2e.kube import Kube, apply_manifest
-from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+from tests.e2e.kube import Kube
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.shipped import CRDS, operator_identity
 
 ROOT: Final = Path(__file__).parents[1]
 LEASE_S: Final = 5
@@ -30,15 +31,12 @@ QUIET_EDITS: Final = 50
 def main(arguments: list[str]) -> int:
     """Run the cycles and print the table."""
     cycles = int(arguments[0]) if arguments else 6
-    crds = sorted((ROOT / "manifests" / "crd").glob("*.yaml"))
     with (
-        ControlPlane(crds=crds, report=lambda line: print(f"== {line}", flush=True)) as cluster,
+        ControlPlane(crds=CRDS, report=lambda line: print(f"== {line}", flush=True)) as cluster,
         Kube(cluster.kubeconfig) as admin,
         tempfile.TemporaryDirectory() as logs,
     ):
-        for name in ("namespace.yaml", "service-account.yaml", "rbac.yaml"):
-            apply_manifest(admin, ROOT / "manifests" / "base" / name)
-        identity = cluster.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
+        identity = operator_identity(cluster, admin)
         replicas = [OperatorProcess(identity, Path(logs, f"operator-{number}.log")) for number in range(3)]
         fleet = Fleet(admin, cluster.audit(), replicas, FLAGS, shards=SHARDS)
         try:

@@ -20,9 +20,10 @@ from operator_app.deltas import Changed
 from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, NAMESPACE, PROXY_REGISTRATION, Key, Kind, Object, key_of
 from operator_app.store import Store
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.kube import Kube, apply_manifest
-from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+from tests.e2e.kube import Kube
+from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, family, wait_reconciled
+from tests.e2e.shipped import CRDS, operator_identity
 
 ROOT = Path(__file__).parents[1]
 KINDS = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
@@ -30,16 +31,13 @@ KINDS = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
 
 def one_family() -> dict[Kind, Object]:
     """A proxy with its children and its record, as a real API server stores them."""
-    crds = sorted((ROOT / "manifests" / "crd").glob("*.yaml"))
     with (
-        ControlPlane(crds=crds) as cluster,
+        ControlPlane(crds=CRDS) as cluster,
         Kube(cluster.kubeconfig) as admin,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        for name in ("namespace.yaml", "service-account.yaml", "rbac.yaml"):
-            apply_manifest(admin, ROOT / "manifests" / "base" / name)
         admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-model"}})
-        operator = OperatorProcess(cluster.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT), Path(scratch, "log"))
+        operator = OperatorProcess(operator_identity(cluster, admin), Path(scratch, "log"))
         operator.start()
         admin.create(ENVOY_PROXY, a_proxy("tenant-model", "proxy-model"))
         wait_reconciled(admin, Key("tenant-model", "proxy-model"))

@@ -22,9 +22,10 @@ from typing import Final
 from operator_app.desired import child_key
 from operator_app.kinds import ENVOY_PROXY, NAMESPACE, SERVICE, Key, Kind, Object
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.kube import Kube, KubeError, apply_manifest, path_of
-from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+from tests.e2e.kube import Kube, KubeError, path_of
+from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, holds
+from tests.e2e.shipped import CRDS, operator_identity
 
 ROOT: Final = Path(__file__).parents[1]
 QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
@@ -153,19 +154,15 @@ def measure(bench: Bench) -> Iterator[tuple[str, list[float]]]:
 def main() -> None:
     """Print the table as it grows."""
     objects = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
-    crds = sorted((ROOT / "manifests" / "crd").glob("*.yaml"))
     print("operator   situation           n   p50 s   p99 s   max s   p99 / alone")
     for tag, (name, module) in enumerate(VARIANTS.items()):
         # A control plane of its own for each variant: neither inherits the other's objects.
         with (
-            ControlPlane(crds=crds) as cluster,
+            ControlPlane(crds=CRDS) as cluster,
             Kube(cluster.kubeconfig) as admin,
             tempfile.TemporaryDirectory() as scratch,
         ):
-            for file in ("namespace.yaml", "service-account.yaml", "rbac.yaml"):
-                apply_manifest(admin, ROOT / "manifests" / "base" / file)
-            kubeconfig = cluster.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
-            operator = OperatorProcess(kubeconfig, Path(scratch, "operator.log"))
+            operator = OperatorProcess(operator_identity(cluster, admin), Path(scratch, "operator.log"))
             operator.start("--log-level=warning", module=module, wait=False)
             alone = 0.0
             for situation, times in measure(Bench(admin, operator, str(tag), objects)):

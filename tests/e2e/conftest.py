@@ -27,13 +27,12 @@ from tests.e2e.controlplane import (
     ToolchainError,
 )
 from tests.e2e.controlplane.audit import service_account_user
-from tests.e2e.kube import Kube, KubeError, apply_manifest
+from tests.e2e.kube import Kube, KubeError
 from tests.e2e.node.fixture import standin_node as standin_node  # noqa: PLC0414  # a fixture is found by its import
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+from tests.e2e.shipped import CRDS, operator_identity
 
 HERE = Path(__file__).parent
-OPERATOR_MANIFESTS = ("namespace.yaml", "service-account.yaml", "rbac.yaml")
-CRDS = sorted((HERE.parents[1] / "manifests" / "crd").glob("*.yaml"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,7 +62,7 @@ def control_plane(pytestconfig: pytest.Config) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def crds(control_plane: Cluster) -> list[Path]:  # noqa: ARG001  # starting it is what establishes them
+def crds(control_plane: Cluster) -> tuple[Path, ...]:  # noqa: ARG001  # starting it is what establishes them
     """The files of the operator's CRDs, which are established."""
     return CRDS
 
@@ -101,10 +100,7 @@ def namespace(admin: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def operator_kubeconfig(control_plane: Cluster, admin: Kube) -> Path:
     """The operator's own identity: its ServiceAccount with the RBAC that is shipped, and nothing more."""
-    base = HERE.parents[1] / "manifests" / "base"
-    for name in OPERATOR_MANIFESTS:
-        apply_manifest(admin, base / name)
-    return control_plane.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
+    return operator_identity(control_plane, admin)
 
 
 @pytest.fixture

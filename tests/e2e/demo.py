@@ -36,7 +36,8 @@ from operator_app.kinds import (
 from operator_app.ownership import dotted, owners_of
 from tests.e2e.kube import POD, KubeError, wait_until
 from tests.e2e.proxies import holds, record_key
-from tests.e2e.stage import EXPECTED_ERRORS, MANIFESTS, Stage, StageError, borrowed_stage, local_stage, sentence
+from tests.e2e.shipped import MANIFESTS
+from tests.e2e.stage import EXPECTED_ERRORS, Stage, StageError, borrowed_stage, local_stage, sentence
 
 SAMPLE: Final = MANIFESTS / "samples" / "checkout.yaml"
 PROXY: Final = Key("team-a", "checkout")

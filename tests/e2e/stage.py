@@ -34,10 +34,8 @@ from tests.e2e.controlplane import (
 from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, KubeError, kind_of
 from tests.e2e.node import StandInNode
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+from tests.e2e.shipped import CRDS, IDENTITY
 
-MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
-CRDS: Final = tuple(sorted((MANIFESTS / "crd").glob("*.yaml")))
-IDENTITY: Final = tuple(MANIFESTS / "base" / name for name in ("namespace.yaml", "service-account.yaml", "rbac.yaml"))
 OPERATOR: Final = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 WRITE_VERBS: Final = ("apply", "create", "update", "patch", "delete")
 """The operator's own names for what may change something (``operator_app_api_requests_total``)."""

@@ -18,7 +18,8 @@ from tests.e2e.controlplane.build import built_binary, cache_directory
 from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, kind_of, kubeconfig_context, wait_until
 from tests.e2e.node import StandInNode
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
-from tests.e2e.stage import CRDS, IDENTITY, objects_in
+from tests.e2e.shipped import CRDS, IDENTITY
+from tests.e2e.stage import objects_in
 
 pytestmark = pytest.mark.skipif(
     bool(os.environ.get("E2E_KUBECONFIG")), reason="the demo removes what it makes: it is tried on clusters of its own"

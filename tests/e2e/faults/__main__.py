@@ -19,8 +19,8 @@ from tests.e2e.faults.catalogue import everything
 from tests.e2e.faults.experiment import conduct
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.faults.table import counts, page
-from tests.e2e.kube import Kube, apply_manifest
-from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
+from tests.e2e.kube import Kube
+from tests.e2e.shipped import CRDS, operator_identity
 
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = ROOT / "docs" / "reliability.md"
@@ -62,12 +62,8 @@ def main() -> int:
 
 
 def _experiment(directory: Path, report: Callable[[str], None]) -> tuple[list[Run], list[str]]:
-    manifests = ROOT / "manifests"
-    crds = sorted((manifests / "crd").glob("*.yaml"))
-    with ControlPlane(crds=crds, report=report) as control_plane, Kube(control_plane.kubeconfig) as admin:
-        for name in ("namespace.yaml", "service-account.yaml", "rbac.yaml"):
-            apply_manifest(admin, manifests / "base" / name)
-        kubeconfig = control_plane.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
+    with ControlPlane(crds=CRDS, report=report) as control_plane, Kube(control_plane.kubeconfig) as admin:
+        kubeconfig = operator_identity(control_plane, admin)
         with Campaign(admin, kubeconfig, control_plane.audit(), directory) as campaign:
             report(f"recording the points of {len(SCENARIOS)} undisturbed scenarios")
             catalogue = everything(campaign.record(SCENARIOS, times=RECORDINGS))

@@ -1,0 +1,19 @@
+"""What the project ships to a cluster, as files: the CRDs, and the identity under which the operator works."""
+
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.controlplane import Cluster
+from tests.e2e.kube import Kube, apply_manifest
+from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
+
+MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
+CRDS: Final = tuple(sorted((MANIFESTS / "crd").glob("*.yaml")))
+IDENTITY: Final = tuple(MANIFESTS / "base" / name for name in ("namespace.yaml", "service-account.yaml", "rbac.yaml"))
+
+
+def operator_identity(cluster: Cluster, admin: Kube) -> Path:
+    """A kubeconfig of the operator's ServiceAccount, with the RBAC that is shipped and nothing more."""
+    for file in IDENTITY:
+        apply_manifest(admin, file)
+    return cluster.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
