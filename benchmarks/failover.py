@@ -20,7 +20,6 @@ from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.shipped import CRDS, operator_identity
 
-ROOT: Final = Path(__file__).parents[1]
 LEASE_S: Final = 5
 FLAGS: Final = (f"--lease-duration-s={LEASE_S}", "--renew-deadline-s=3.3", "--retry-period-s=0.7")
 SHARDS: Final = 4

@@ -25,7 +25,6 @@ from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, family, wait_reconciled
 from tests.e2e.shipped import CRDS, operator_identity
 
-ROOT = Path(__file__).parents[1]
 KINDS = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
 
 

@@ -27,7 +27,6 @@ from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, holds
 from tests.e2e.shipped import CRDS, operator_identity
 
-ROOT: Final = Path(__file__).parents[1]
 QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
 ALONE_S: Final = 20
 FAILING_S: Final = 20

@@ -29,7 +29,8 @@ from operator_app.breaker import Breaker, BreakerTimes
 from operator_app.cluster import Cluster, Request
 from operator_app.deltas import Deleted, Delta, Listed
 from operator_app.desired import controller_uid, proxy_key
-from operator_app.errors import ConfigurationError, FencedError, OperatorError, TransientError
+from operator_app.dispatch import Dispatcher
+from operator_app.errors import ConfigurationError, FencedError, OperatorError
 from operator_app.events import EventRecorder
 from operator_app.finalizer import Finalizer
 from operator_app.kinds import (
@@ -64,7 +65,7 @@ from operator_app.sweep import sweep
 from operator_app.telemetry import Health, Metrics, serving
 from operator_app.verdict import Verdict
 from operator_app.watch import WatchTimes, follow
-from operator_app.workqueue import Limits, Priority, WorkQueue
+from operator_app.workqueue import Limits, Priority
 
 log = structlog.get_logger(__name__)
 
@@ -203,16 +204,18 @@ class Operator:
         # Namespaces are cluster-scoped: who may serve only some of them need not be allowed to watch them.
         self._watched = tuple(kind for kind in INDEXES if kind != NAMESPACE or not settings.namespaces)
         self._begun: set[str | None] = set()
-        self._pressure = pressure
-        self._queue = WorkQueue(
+        self._dispatcher = Dispatcher(
+            self._work,
             Limits(
                 in_flight_per_lane=settings.in_flight_per_tenant,
                 backoff_base_s=settings.backoff_base_s,
                 backoff_cap_s=settings.backoff_cap_s,
             ),
+            pressure,
+            metrics,
+            workers=settings.workers,
             rand=random.random,
         )
-        self._wake = anyio.Event()
         self._is_stopping = False
         self._tasks = anyio.create_task_group()
         self._keeper = ShardKeeper(
@@ -292,7 +295,7 @@ class Operator:
             everything.start_soon(self._sweep)
             everything.start_soon(self._events.run)
             everything.start_soon(self._stop_on_signal)
-            await self._dispatch()
+            await self._dispatcher.run(grace_s=self._settings.shutdown_grace_s)
             with anyio.move_on_after(RELEASE_TIMEOUT_S):
                 await self._has_given_back.wait()
             everything.cancel_scope.cancel()
@@ -305,12 +308,12 @@ class Operator:
                 self._health.is_ready = False
                 self._keeper.leave()
                 self._is_able.set()
-                self._wake.set()
+                self._dispatcher.stop()
 
     async def _beat(self) -> None:
         while True:
             self._health.beat()
-            self._metrics.queued.set(len(self._queue))
+            self._metrics.queued.set(len(self._dispatcher))
             await anyio.sleep(1)
 
     async def _keep_shards(self) -> None:
@@ -335,9 +338,7 @@ class Operator:
             if self._keeper.shard(key.namespace) == shard:
                 self._add(key, Priority.USER if _is_unserved(self._store.get(ENVOY_PROXY, key)) else Priority.SWEEP)
             if count % FILL_CHUNK == 0:
-                self._wake.set()
                 await anyio.lowlevel.checkpoint()
-        self._wake.set()
 
     async def _follow(self, kind: Kind, scope: Scope, sink: Callable[[Delta], None]) -> None:
         def on_trouble(kind: Kind, error: OperatorError) -> None:
@@ -379,14 +380,12 @@ class Operator:
                 self._add(key, _priority(delta, obj))
         if isinstance(delta, Listed) and delta.last:
             self._begin_where_synced()
-        self._wake.set()
 
     def _forget(self, delta: Deleted) -> None:
         """What we deleted ourselves is gone at once, and whoever waited for that need not wait for the watch."""
         self._store.take(delta)
         for key in self._concerned(delta.kind, delta.object):
             self._add(key, Priority.REPAIR)
-        self._wake.set()
 
     def _concerned(self, kind: Kind, obj: Object) -> set[Key]:
         """The proxies that an object belongs to or is wanted by."""
@@ -421,9 +420,7 @@ class Operator:
         """
         if self._begun.isdisjoint((None, key.namespace)) or self._keeper.hold(key.namespace) is None:
             return
-        now = time.monotonic()
-        at = now + self._pressure.delay_s(priority, now_mono=now)
-        self._queue.add_at(key, self._tenant(key.namespace), priority, at=at, now=now)
+        self._dispatcher.want(key, self._tenant(key.namespace), priority)
 
     def _tenant(self, namespace: str) -> str:
         """The lane of a namespace: its tenant label, or itself."""
@@ -448,7 +445,6 @@ class Operator:
             for key in self._known_proxies():
                 self._to_look_outside.add(key)
                 self._add(key, Priority.SWEEP)
-            self._wake.set()
 
     async def _audit(self) -> None:
         try:
@@ -478,63 +474,18 @@ class Operator:
             for key in self._concerned(kind, each.object):
                 self._add(key, Priority.REPAIR)
 
-    async def _dispatch(self) -> None:
-        """Hand keys to rounds, as many at a time as there are workers; return when stopping and all rounds are over."""
-        slots = anyio.CapacityLimiter(self._settings.workers)
-        async with anyio.create_task_group() as rounds:
-            while not self._is_stopping:
-                now = time.monotonic()
-                slots.total_tokens = max(1, int(self._settings.workers * self._pressure.share(now_mono=now)))
-                key = self._queue.take(now)
-                if key is None:
-                    await self._rest()
-                    continue
-                # Borrowing here, not in the task, keeps a key in its fair place in the queue until a worker is free.
-                await slots.acquire_on_behalf_of(key)
-                rounds.start_soon(self._work, key, slots)
-            rounds.cancel_scope.deadline = anyio.current_time() + self._settings.shutdown_grace_s
-
-    async def _rest(self) -> None:
-        """Sleep until there is news or a delayed key comes due."""
-        ready_at = self._queue.ready_at(time.monotonic())
-        self._wake = anyio.Event()
-        with anyio.move_on_after(None if ready_at is None else max(0.0, ready_at - time.monotonic())):
-            await self._wake.wait()
-
-    async def _work(self, key: Key, slots: anyio.CapacityLimiter) -> None:
-        begun_mono = time.monotonic()
+    async def _work(self, key: Key, failures: int) -> Verdict | None:
+        """One round, on the right of the shard; where that has gone, whoever gets the shard looks at all of it."""
+        # By its namespace and not by its tenant: that label may change, and an object must never have two holders.
+        hold = self._keeper.hold(key.namespace)
+        if hold is None:
+            return None
+        is_sweep = key in self._to_look_outside
+        self._to_look_outside.discard(key)
         verdict: Verdict | None = None
-        try:
-            # By its namespace and not by its tenant: that label may change, and an object must never have two holders.
-            hold = self._keeper.hold(key.namespace)
-            if hold is not None:
-                is_sweep = key in self._to_look_outside
-                self._to_look_outside.discard(key)
-                with self._keeper.working(hold):
-                    verdict = await self._reconciler.round(key, failures=self._queue.failures(key), is_sweep=is_sweep)
-        except Exception:
-            # A bug must cost one proxy its rounds, not everybody theirs.
-            log.exception("round_crashed", proxy=str(key))
-            verdict = Verdict(failure=OperatorError("the round crashed; the log has the traceback"))
-        finally:
-            slots.release_on_behalf_of(key)
-        if verdict is None:
-            # The shard has gone; whoever gets it looks at all of its proxies, this replica not excepted.
-            self._queue.done(key, now=time.monotonic())
-        else:
-            self._metrics.round_seconds.observe(time.monotonic() - begun_mono)
-            self._metrics.rounds.labels("failed" if verdict.failure else "done").inc()
-            self._settle(key, verdict)
-        self._wake.set()
-
-    def _settle(self, key: Key, verdict: Verdict) -> None:
-        now = time.monotonic()
-        if verdict.failure is None:
-            self._queue.done(key, now=now, again_after_s=verdict.again_after_s)
-            return
-        wish_s = verdict.failure.retry_after_s if isinstance(verdict.failure, TransientError) else None
-        delay_s = self._queue.failed(key, now=now, retry_after_s=wish_s)
-        log.info("round_failed", proxy=str(key), error=str(verdict.failure), retry_in_s=round(delay_s, 3))
+        with self._keeper.working(hold):
+            verdict = await self._reconciler.round(key, failures=failures, is_sweep=is_sweep)
+        return verdict  # noqa: RET504 - a round that is cut off, because the shard was lost, ends up here, too
 
     def _count_write(self, kind: Kind, outcome: Outcome) -> None:
         self._metrics.writes.labels(kind.kind, outcome.value).inc()

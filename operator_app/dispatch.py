@@ -1,0 +1,124 @@
+"""From wishes to rounds: workers that take keys from the queue, as many at a time as the API server can bear.
+
+What a key is, who may work it and what a round does are the application's; which key is next is the queue's.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+import structlog
+
+from operator_app.errors import OperatorError, TransientError
+from operator_app.kinds import Key
+from operator_app.pressure import Pressure
+from operator_app.telemetry import Metrics
+from operator_app.verdict import Verdict
+from operator_app.workqueue import Limits, Priority, WorkQueue
+
+log = structlog.get_logger(__name__)
+
+Work = Callable[[Key, int], Awaitable[Verdict | None]]
+"""One round of a key that has failed that many times in a row; ``None`` when it was not this replica's to run."""
+
+_CRASHED: Final = "the round crashed; the log has the traceback"
+
+
+class Dispatcher:
+    """Runs rounds until it is stopped.
+
+    At most ``workers`` rounds run at a time, fewer while the API server pushes back. A round that crashes costs its own
+    key a failure and nobody else anything.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        limits: Limits,
+        pressure: Pressure,
+        metrics: Metrics,
+        *,
+        workers: int,
+        rand: Callable[[], float],
+    ) -> None:
+        self._work = work
+        self._queue = WorkQueue(limits, rand=rand)
+        self._pressure = pressure
+        self._metrics = metrics
+        self._workers = workers
+        self._news = anyio.Event()
+        self._is_stopping = False
+
+    def __len__(self) -> int:
+        """How many keys are ready, delayed or in flight."""
+        return len(self._queue)
+
+    def want(self, key: Key, lane: str, priority: Priority) -> None:
+        """Want a round of ``key``, put off for as long as the API server pushes back on such rounds."""
+        now = time.monotonic()
+        at = now + self._pressure.delay_s(priority, now_mono=now)
+        self._queue.add_at(key, lane, priority, at=at, now=now)
+        self._news.set()
+
+    def stop(self) -> None:
+        """Begin no further round."""
+        self._is_stopping = True
+        self._news.set()
+
+    async def run(self, *, grace_s: float) -> None:
+        """Run rounds; after ``stop`` return when those in progress are over, or are cut off after ``grace_s``."""
+        slots = anyio.CapacityLimiter(self._workers)
+        async with anyio.create_task_group() as rounds:
+            while True:
+                share = self._pressure.share(now_mono=time.monotonic())
+                slots.total_tokens = max(1, int(self._workers * share))
+                # A free worker comes first: a key keeps its fair place in the queue until somebody can work it.
+                slot = object()
+                await slots.acquire_on_behalf_of(slot)
+                key = await self._next()
+                if key is None:
+                    break
+                rounds.start_soon(self._round, key, slots, slot)
+            rounds.cancel_scope.deadline = anyio.current_time() + grace_s
+
+    async def _next(self) -> Key | None:
+        """The next key, once there is one; ``None`` when there is none to be begun any more."""
+        while not self._is_stopping:
+            key = self._queue.take(time.monotonic())
+            if key is not None:
+                return key
+            await self._rest()
+        return None
+
+    async def _rest(self) -> None:
+        """Sleep until there is news or a delayed key comes due."""
+        ready_at = self._queue.ready_at(time.monotonic())
+        self._news = anyio.Event()
+        with anyio.move_on_after(None if ready_at is None else max(0.0, ready_at - time.monotonic())):
+            await self._news.wait()
+
+    async def _round(self, key: Key, slots: anyio.CapacityLimiter, slot: object) -> None:
+        begun_mono = time.monotonic()
+        verdict: Verdict | None = None
+        try:
+            verdict = await self._work(key, self._queue.failures(key))
+        except Exception:
+            log.exception("round_crashed", proxy=str(key))
+            verdict = Verdict(failure=OperatorError(_CRASHED))
+        finally:
+            slots.release_on_behalf_of(slot)
+        if verdict is not None:
+            self._metrics.round_seconds.observe(time.monotonic() - begun_mono)
+            self._metrics.rounds.labels("failed" if verdict.failure else "done").inc()
+        self._settle(key, verdict or Verdict())
+        self._news.set()
+
+    def _settle(self, key: Key, verdict: Verdict) -> None:
+        now = time.monotonic()
+        if verdict.failure is None:
+            self._queue.done(key, now=now, again_after_s=verdict.again_after_s)
+            return
+        wish_s = verdict.failure.retry_after_s if isinstance(verdict.failure, TransientError) else None
+        delay_s = self._queue.failed(key, now=now, retry_after_s=wish_s)
+        log.info("round_failed", proxy=str(key), error=str(verdict.failure), retry_in_s=round(delay_s, 3))
