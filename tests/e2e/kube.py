@@ -43,6 +43,10 @@ class KubeError(Exception):
         super().__init__(f"{request}: {code} {self.reason}: {status.get('message', '')}")
 
 
+class NotThere(KubeError):  # noqa: N818 - an answer, and often the one that is hoped for
+    """404: there is no such object."""
+
+
 def kubeconfig_context(kubeconfig: Path) -> SingleConfig:
     """The current context of a kubeconfig file. Raises ``ValueError`` when it has none."""
     context = KubeConfig.from_file(kubeconfig).get()
@@ -106,7 +110,8 @@ class Kube:
                 status = response.json()
             except ValueError:
                 status = {"message": response.text}
-            raise KubeError(f"{method} {path}", response.status_code, status)
+            kind = NotThere if response.status_code == httpx2.codes.NOT_FOUND else KubeError
+            raise kind(f"{method} {path}", response.status_code, status)
         return response
 
     def get(self, kind: Kind, key: Key) -> Object:
@@ -117,10 +122,8 @@ class Kube:
         """One object, or ``None`` where there is none."""
         try:
             return self.get(kind, key)
-        except KubeError as error:
-            if error.code == httpx2.codes.NOT_FOUND:
-                return None
-            raise
+        except NotThere:
+            return None
 
     def list(self, kind: Kind, namespace: str = "", *, label_selector: str = "") -> list[Object]:
         """All objects of a kind, in one namespace or in all; ``apiVersion`` and ``kind`` are filled in."""

@@ -110,7 +110,8 @@ def test_killed_and_stopped_replicas_are_replaced_and_write_nothing_late(
     with load.running():
         holders = fleet.holders()
         fleet.kill(next(each for each in replicas if each.replica == holders[0]), for_s=LEASE_S + 1)
-        stopped = next(each for each in replicas if each.replica == fleet.holders()[1])
+        holder = wait_until(lambda: fleet.holders().get(1), what="shard 1 to be held, which may just be handed over")
+        stopped = next(each for each in replicas if each.replica == holder)
         fleet.stop(stopped, for_s=LEASE_S + 1)
         wait_until(lambda: {"shard_lost", "shard_lapsed"} & set(events(stopped)), what="the stopped one to notice")
     fleet.settle()

@@ -105,10 +105,10 @@ def test_times_and_generations_move_only_with_the_truth(
 ) -> None:
     """Over edits, noise, drift and flips: a condition's time moves when its status flips, and at no other time.
 
-    Without replicas a proxy is ready without a node, so that conditions can be flipped by scaling.
+    Without replicas a proxy is ready, and with an image that no node can run it is not: so scaling flips conditions.
     """
     key = Key(namespace, "web")
-    created = admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0))
+    created = admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0, image="nobody-has/this:1"))
     ready = wait_ready(admin, key)
     assert kstatus(ready) == "Current"
     assert {each["type"] for each in ready["status"]["conditions"]} == {
@@ -191,9 +191,9 @@ def test_what_others_say_in_the_status_survives(admin: Kube, namespace: str) -> 
 
 @pytest.mark.usefixtures("running_operator")
 def test_the_numbers_are_the_deployments(admin: Kube, namespace: str) -> None:
-    """``replicas`` and ``readyReplicas`` count Pods; without a node there are some, and none is ready."""
+    """``replicas`` and ``readyReplicas`` count Pods: of an image that nobody can run some, and none that is ready."""
     key = Key(namespace, "web")
-    admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=3))
+    admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=3, image="nobody-has/this:1"))
     proxy = admin.wait_until(ENVOY_PROXY, key, lambda live: live["status"].get("replicas") == 3)
     assert proxy["status"]["readyReplicas"] == 0
     assert proxy["status"]["address"] == f"web-envoy.{namespace}.svc"
