@@ -81,11 +81,17 @@ def write_problems(writes: Iterable[AuditEntry], *, names: frozenset[str], may_r
     for each in writes:
         if each.resource != "events" and each.name not in names:
             yield f"wrote to a stranger: {each}"
-        if each.code not in (200, 201) or each.verb == "delete" or each.resource_version is None:
+        if each.code not in (200, 201) or each.verb == "delete" or each.resource_version is None or _is_release(each):
             continue
         if versions.get((each.resource, each.name)) == each.resource_version and not may_repeat:
             yield f"avoidable write: {each}"
         versions[each.resource, each.name] = each.resource_version
+
+
+def _is_release(write: AuditEntry) -> bool:
+    """Whether this takes our finalizer off a proxy: if that ends its life, the answer shows the version before it."""
+    metadata = (write.request or {}).get("metadata", {})
+    return write.resource == ENVOY_PROXY.plural and not write.subresource and not metadata.get("finalizers")
 
 
 def _missing(path: str, declared: Value, live: Value) -> Iterator[str]:
@@ -130,7 +136,8 @@ def _status_problems(proxy: Object, deployment: Object) -> Iterator[str]:
     )
     is_ready = is_available and is_rolled_out
     truth = {"Reconciled": True, "Registered": True, "Available": is_available, "Ready": is_ready}
-    truth |= {} if is_ready else {"Reconciling": True}
+    is_past_deadline = any(each.get("reason") == "ProgressDeadlineExceeded" for each in reported.get("conditions", ()))
+    truth |= {} if is_ready else {"Stalled" if is_past_deadline else "Reconciling": True}
     told = {name: each["status"] == "True" for name, each in conditions.items() if name != "Contended"}
     if told != truth:
         yield f"status says {told}, the truth is {truth}"
