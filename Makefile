@@ -91,6 +91,14 @@ dev: $(STAMP) ## Start the local cluster, leave it running and print its KUBECON
 dev-stop: $(STAMP) ## Stop what `make dev` left running
 	@$(BIN)/python -m tests.e2e.dev stop
 
+.PHONY: bench-tenants
+bench-tenants: $(STAMP) ## What one tenant feels of another that misbehaves, lanes against one FIFO (some minutes)
+	@$(BIN)/python -m benchmarks.tenants $(ARGS)
+
+.PHONY: bench-memory
+bench-memory: $(STAMP) ## Bytes for each EnvoyProxy at 1,000 and 10,000, against decoded objects
+	@$(BIN)/python -m benchmarks.memory $(ARGS)
+
 .PHONY: bench-failover
 bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers
 	@$(BIN)/python -m benchmarks.failover $(ARGS)

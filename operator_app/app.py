@@ -314,6 +314,7 @@ class Operator:
         while True:
             self._health.beat()
             self._metrics.queued.set(len(self._dispatcher))
+            self._metrics.show_backlogs(self._dispatcher.backlogs())
             await anyio.sleep(1)
 
     async def _keep_shards(self) -> None:
@@ -480,6 +481,7 @@ class Operator:
         hold = self._keeper.hold(key.namespace)
         if hold is None:
             return None
+        self._metrics.count_round_of(self._tenant(key.namespace))
         is_sweep = key in self._to_look_outside
         self._to_look_outside.discard(key)
         verdict: Verdict | None = None

@@ -13,7 +13,7 @@ import structlog
 from operator_app.errors import OperatorError, TransientError
 from operator_app.kinds import Key
 from operator_app.pressure import Pressure
-from operator_app.telemetry import Metrics
+from operator_app.telemetry import Backlog, Metrics
 from operator_app.verdict import Verdict
 from operator_app.workqueue import Limits, Priority, WorkQueue
 
@@ -53,6 +53,12 @@ class Dispatcher:
     def __len__(self) -> int:
         """How many keys are ready, delayed or in flight."""
         return len(self._queue)
+
+    def backlogs(self) -> list[Backlog]:
+        """What each tenant waits for; none for a tenant that waits for nothing."""
+        now = time.monotonic()
+        lanes = ((lane, self._queue.depth(lane, now=now)) for lane in self._queue.lanes())
+        return [Backlog(lane, depth, self._queue.oldest_age_s(lane, now=now)) for lane, depth in lanes if depth]
 
     def want(self, key: Key, lane: str, priority: Priority) -> None:
         """Want a round of ``key``, put off for as long as the API server pushes back on such rounds."""

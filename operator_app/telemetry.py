@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from socketserver import ThreadingMixIn
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
@@ -61,11 +61,26 @@ def configure_logging(level: str, style: str) -> None:
     )
 
 
+TENANT_LABELS: Final = 50
+"""So many tenants have series of their own; all others share one, however many they are."""
+
+OTHER_TENANTS: Final = "(others)"
+
+
+class Backlog(NamedTuple):
+    """What one tenant waits for: rounds that could run now, and for how long the oldest has been wanted (seconds)."""
+
+    tenant: str
+    depth: int
+    oldest_s: float
+
+
 class Metrics:
     """All metrics of one operator, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._tenants: set[str] = set()
         self.requests = Counter(
             "operator_app_api_requests",
             "Requests to the API server; code is the HTTP status, or none when there was no answer.",
@@ -130,6 +145,44 @@ class Metrics:
         self.queued = Gauge(
             "operator_app_queue_keys", "Keys that are ready, delayed or in flight.", registry=self.registry
         )
+        self.tenant_depth = Gauge(
+            "operator_app_tenant_queue_depth",
+            "Rounds that could run now if there were workers enough, for the tenants that wait for most.",
+            ["tenant"],
+            registry=self.registry,
+        )
+        self.tenant_oldest = Gauge(
+            "operator_app_tenant_oldest_seconds",
+            "For how long the longest-waiting of these rounds has been wanted.",
+            ["tenant"],
+            registry=self.registry,
+        )
+        self.tenant_rounds = Counter(
+            "operator_app_tenant_rounds",
+            "Rounds by tenant; the first tenants to have one get series of their own.",
+            ["tenant"],
+            registry=self.registry,
+        )
+
+    def count_round_of(self, tenant: str) -> None:
+        """Count a round, under the tenant's own name for the first ``TENANT_LABELS`` tenants."""
+        if len(self._tenants) < TENANT_LABELS:
+            self._tenants.add(tenant)
+        self.tenant_rounds.labels(tenant if tenant in self._tenants else OTHER_TENANTS).inc()
+
+    def show_backlogs(self, backlogs: Iterable[Backlog]) -> None:
+        """Show the ``TENANT_LABELS`` deepest backlogs one by one, and the others as one: summed up, and their oldest."""
+        deepest = sorted(backlogs, key=lambda each: each.depth, reverse=True)
+        shown, others = deepest[:TENANT_LABELS], deepest[TENANT_LABELS:]
+        if others:
+            shown.append(
+                Backlog(OTHER_TENANTS, sum(each.depth for each in others), max(each.oldest_s for each in others))
+            )
+        self.tenant_depth.clear()
+        self.tenant_oldest.clear()
+        for each in shown:
+            self.tenant_depth.labels(each.tenant).set(each.depth)
+            self.tenant_oldest.labels(each.tenant).set(each.oldest_s)
 
 
 class Health:

@@ -11,7 +11,16 @@ from http.client import HTTPConnection
 import pytest
 import structlog
 
-from operator_app.telemetry import LOOP_STUCK_AFTER_S, Health, Metrics, configure_logging, serving
+from operator_app.telemetry import (
+    LOOP_STUCK_AFTER_S,
+    OTHER_TENANTS,
+    TENANT_LABELS,
+    Backlog,
+    Health,
+    Metrics,
+    configure_logging,
+    serving,
+)
 
 
 class Clock:
@@ -171,3 +180,27 @@ def test_console_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "child" in line
     assert "kind=Service" in line
     assert "\x1b" not in line
+
+
+def test_tenants_have_series_of_their_own_up_to_a_bound() -> None:
+    """However many tenants there are, the number of series stays; who is not shown by name is counted all the same."""
+    metrics = Metrics()
+    for number in range(TENANT_LABELS + 10):
+        metrics.count_round_of(f"team-{number}")
+    metrics.show_backlogs(Backlog(f"team-{number}", depth=number, oldest_s=float(number)) for number in range(100))
+    value = metrics.registry.get_sample_value
+    assert value("operator_app_tenant_rounds_total", {"tenant": "team-0"}) == 1
+    assert value("operator_app_tenant_rounds_total", {"tenant": OTHER_TENANTS}) == 10
+    assert value("operator_app_tenant_queue_depth", {"tenant": "team-99"}) == 99
+    assert value("operator_app_tenant_queue_depth", {"tenant": OTHER_TENANTS}) == sum(range(50))
+    assert value("operator_app_tenant_oldest_seconds", {"tenant": OTHER_TENANTS}) == 49
+    series = [sample for family in metrics.registry.collect() for sample in family.samples if "tenant" in sample.labels]
+    assert len({each.labels["tenant"] for each in series}) <= 2 * TENANT_LABELS + 1
+
+
+def test_a_backlog_that_is_gone_is_not_shown() -> None:
+    """A tenant that waits for nothing leaves no series behind."""
+    metrics = Metrics()
+    metrics.show_backlogs([Backlog("team-a", 3, 1.0)])
+    metrics.show_backlogs([])
+    assert metrics.registry.get_sample_value("operator_app_tenant_queue_depth", {"tenant": "team-a"}) is None
