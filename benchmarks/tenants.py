@@ -31,6 +31,9 @@ QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
 ALONE_S: Final = 20
 FAILING_S: Final = 20
 FIGHT_S: Final = 20
+AS_SHIPPED: Final = ("--backoff-base-s=0.5", "--backoff-cap-s=60", "--status-settle-s=2", "--log-level=warning")
+"""The waits of a cluster, where tests have shorter ones."""
+
 VARIANTS: Final = {"lanes": ("operator_app", "run"), "one FIFO": ("benchmarks.fifo_operator", "run")}
 
 
@@ -162,7 +165,7 @@ def main() -> None:
             tempfile.TemporaryDirectory() as scratch,
         ):
             operator = OperatorProcess(operator_identity(cluster, admin), Path(scratch, "operator.log"))
-            operator.start("--log-level=warning", module=module, wait=False)
+            operator.start(*AS_SHIPPED, module=module, wait=False)
             alone = 0.0
             for situation, times in measure(Bench(admin, operator, str(tag), objects)):
                 times.sort()

@@ -171,7 +171,7 @@ class Metrics:
         self.tenant_rounds.labels(tenant if tenant in self._tenants else OTHER_TENANTS).inc()
 
     def show_backlogs(self, backlogs: Iterable[Backlog]) -> None:
-        """Show the ``TENANT_LABELS`` deepest backlogs one by one, and the others as one: summed up, and their oldest."""
+        """Show the ``TENANT_LABELS`` deepest backlogs one by one, and the others as one."""
         deepest = sorted(backlogs, key=lambda each: each.depth, reverse=True)
         shown, others = deepest[:TENANT_LABELS], deepest[TENANT_LABELS:]
         if others:
