@@ -71,8 +71,7 @@ SLICE: Final = (
     (DELETION, FaultKind.GONE_IN_STREAM, Point("event", "EnvoyProxy", n=2)),
     (DRIFT, FaultKind.GONE_IN_STREAM, Point("event", "Service")),
     (DRIFT, FaultKind.HALF_OPEN, Point("event", "ConfigMap")),
-    (EDIT, FaultKind.KILL_BEFORE, Point("apply", "Service")),
-    (DELETION, FaultKind.KILL_BEHIND, Point("delete", "ProxyRegistration")),
+    (DELETION, FaultKind.KILL_BEFORE, Point("apply", "EnvoyProxy")),
     (RE_CREATION, FaultKind.KILL_BEHIND, Point("apply", "EnvoyProxy", n=2)),
     *((each, FaultKind.OLD_LIST, Point("list", kind.kind)) for each, kind in zip(SCENARIOS[1:], KINDS, strict=True)),
 )  # fmt: skip

@@ -25,7 +25,7 @@ every fault was made to happen that an API server, a network or a kernel can cau
 - no orphan is left in the namespace or the registry;
 - no byte of a stranger's object was changed, and a stranger's annotations on the children are still there;
 - the operator wrote to nothing else, wrote nothing that had no effect (but where an answer was lost, it may ask again),
-  and wrote nothing at all any more.
+  and wrote nothing at all any more, except that the Event of a real repair may come late.
 
 **points tried: {tried}, survived: {survived}**
 """
