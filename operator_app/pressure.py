@@ -19,8 +19,8 @@ LEAST_SHARE: Final = 0.1
 
 _NEGLIGIBLE: Final = 0.01
 
-# For each priority: the level from which it slows down, and its delay in seconds at level 1; linear in between. No delay
-# is longer than the pressure takes to fade.
+# For each priority: the level from which it slows down, and its delay in seconds at level 1; linear in between. None is
+# longer than the pressure takes to fade.
 _DELAYS: Final = {Priority.SWEEP: (0.0, 60.0), Priority.REPAIR: (0.3, 10.0), Priority.USER: (0.8, 1.0)}
 
 
