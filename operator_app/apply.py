@@ -358,8 +358,15 @@ class Applier:
         return await self._patch(plan.kind, live, patch)
 
     async def _cast_off_shadows(self, kind: Kind, live: Object) -> Object:
-        """Be the only owner of our fields again, so that giving one up removes it."""
-        return await self._patch(kind, live, {"metadata": {"managedFields": without_shadows(live)}})
+        """Be the only owner of our fields again, so that giving one up removes it.
+
+        The declaration holds either way, so whoever is faster costs nothing: the event of that write brings the next
+        round, and the repair before this one is told all the same.
+        """
+        try:
+            return await self._patch(kind, live, {"metadata": {"managedFields": without_shadows(live)}})
+        except ConflictError:
+            return live
 
     async def _patch(self, kind: Kind, live: Object, patch: Object) -> Object:
         """Merge ``patch`` into exactly the version that was looked at: nobody else's change is overwritten."""

@@ -3,7 +3,6 @@
 Under pytest-xdist each worker has a control plane of its own, so tests in different workers never meet.
 """
 
-import contextlib
 import os
 import re
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from lightkube.core.exceptions import ConfigError
 
-from operator_app.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, NAMESPACE, PROXY_REGISTRATION, Key, key_of
+from operator_app.kinds import NAMESPACE
 from tests.e2e.budget import avoidable
 from tests.e2e.controlplane import (
     AuditLog,
@@ -28,9 +27,10 @@ from tests.e2e.controlplane import (
     ToolchainError,
 )
 from tests.e2e.controlplane.audit import service_account_user
-from tests.e2e.kube import Kube, NotThere
+from tests.e2e.kube import Kube
 from tests.e2e.node.fixture import standin_node as standin_node  # noqa: PLC0414  # a fixture is found by its import
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+from tests.e2e.proxies import leave_nothing
 from tests.e2e.shipped import CRDS, operator_identity
 
 HERE = Path(__file__).parent
@@ -92,25 +92,6 @@ def namespace(admin: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
     admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
     leave_nothing(admin, name)
-
-
-def leave_nothing(admin: Kube, namespace: str) -> None:
-    """Ask for the end of a namespace, and take away what would hold it up.
-
-    A proxy keeps its finalizer until an operator comes that can remove its record. The next test's operator may have
-    another registry or other rights, and every namespace that hangs slows down the namespace controller for all tests.
-    """
-    with contextlib.suppress(NotThere):
-        admin.delete(NAMESPACE, Key("", namespace))
-    for proxy in admin.list(ENVOY_PROXY, namespace):
-        with contextlib.suppress(NotThere):
-            admin.delete(ENVOY_PROXY, key_of(proxy))
-            admin.patch(ENVOY_PROXY, key_of(proxy), {"metadata": {"finalizers": None}})
-    for kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
-        for record in admin.list(kind, OPERATOR_NAMESPACE):
-            if record["spec"]["proxy"]["namespace"] == namespace:
-                with contextlib.suppress(NotThere):
-                    admin.delete(kind, key_of(record))
 
 
 @pytest.fixture(scope="session")

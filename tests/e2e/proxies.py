@@ -1,5 +1,6 @@
 """EnvoyProxies for tests: making them, waiting for them, and looking at everything that belongs to one."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +8,22 @@ from typing import Any
 
 from operator_app.api import parse_spec
 from operator_app.desired import child_key, children
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Key, Kind, Object, key_of
+from operator_app.kinds import (
+    CHILD_KINDS,
+    ENVOY_PROXY,
+    HOSTNAME_CLAIM,
+    NAMESPACE,
+    PROXY_REGISTRATION,
+    Key,
+    Kind,
+    Object,
+    key_of,
+)
 from operator_app.ownership import Difference, differences
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
-from tests.e2e.kube import Kube, path_of, wait_until
+from tests.e2e.kube import Kube, NotThere, path_of, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
 
 OPERATOR_USER = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
@@ -188,3 +199,22 @@ def wait_all_gone(admin: Kube, proxy: Object, timeout_s: float = CONVERGE_TIMEOU
     uid = proxy["metadata"]["uid"]
     admin.wait_gone(ENVOY_PROXY, key, uid=uid, timeout_s=timeout_s)
     wait_until(lambda: admin.find(PROXY_REGISTRATION, record_key(proxy)) is None, timeout_s, "the record to be gone")
+
+
+def leave_nothing(admin: Kube, namespace: str) -> None:
+    """Ask for the end of a namespace, and take away what would hold it up.
+
+    A proxy keeps its finalizer until an operator comes that can remove its record. The next test's operator may have
+    another registry or other rights, and every namespace that hangs slows down the namespace controller for all tests.
+    """
+    with contextlib.suppress(NotThere):
+        admin.delete(NAMESPACE, Key("", namespace))
+    for proxy in admin.list(ENVOY_PROXY, namespace):
+        with contextlib.suppress(NotThere):
+            admin.delete(ENVOY_PROXY, key_of(proxy))
+            admin.patch(ENVOY_PROXY, key_of(proxy), {"metadata": {"finalizers": None}})
+    for kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
+        for record in admin.list(kind, OPERATOR_NAMESPACE):
+            if record["spec"]["proxy"]["namespace"] == namespace:
+                with contextlib.suppress(NotThere):
+                    admin.delete(kind, key_of(record))

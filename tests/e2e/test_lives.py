@@ -35,7 +35,7 @@ from tests.e2e.proxies import (
 REST_S: Final = 1.0
 """Several rounds long: the backoff of tests begins at 0.1 s."""
 
-NAMESPACE_TIMEOUT_S: Final = 60.0
+NAMESPACE_TIMEOUT_S: Final = 90.0
 OTHER_FINALIZER: Final = "example.com/other"
 
 

@@ -11,7 +11,7 @@ from operator_app.kinds import ENVOY_PROXY, NAMESPACE, Key, Kind, Object
 from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import SERVICE_ACCOUNT, Kube, kind_of
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.proxies import a_proxy, condition, wait_reconciled
+from tests.e2e.proxies import a_proxy, condition, leave_nothing, wait_reconciled
 
 ROOT = Path(__file__).parents[2]
 ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
@@ -31,8 +31,7 @@ def namespaces(admin: Kube) -> Iterator[tuple[str, str, str]]:
         admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield names[0], names[1], names[2]
     for name in names:
-        if admin.find(NAMESPACE, Key("", name)) is not None:
-            admin.delete(NAMESPACE, Key("", name))
+        leave_nothing(admin, name)
 
 
 @pytest.fixture
@@ -62,6 +61,7 @@ def scoped(
     operator.kill()
 
 
+@pytest.mark.timeout(240)
 def test_each_namespace_is_served_for_itself(
     admin: Kube, scoped: OperatorProcess, namespaces: tuple[str, str, str]
 ) -> None:
@@ -79,7 +79,8 @@ def test_each_namespace_is_served_for_itself(
     assert condition(admin.get(ENVOY_PROXY, Key(forbidden, "web")), "Ready") == {}
 
     admin.delete(NAMESPACE, Key("", leaving))
-    admin.wait_gone(NAMESPACE, Key("", leaving), timeout_s=30)
+    # The namespace controller takes its time when many namespaces go at once.
+    admin.wait_gone(NAMESPACE, Key("", leaving), timeout_s=90)
     admin.create(ENVOY_PROXY, a_proxy(allowed, "second"))
     wait_reconciled(admin, Key(allowed, "second"))
 

@@ -233,6 +233,19 @@ async def test_a_deleted_child_is_created_in_the_same_round(tmp_path: Path) -> N
     assert api.sent[2].body["metadata"]["resourceVersion"] == IMPOSSIBLE_VERSION
 
 
+async def test_a_repair_is_told_although_its_tidying_up_lost_a_race(tmp_path: Path) -> None:
+    """The fields are ours again before a second ownership is given up; who is faster then takes no reason away."""
+    shadowed = living(version=21)
+    shadow = entry(shadowed, {"f:data": {"f:file": {}}}, manager="before-first-apply", operation="Update")
+    shadowed["metadata"]["managedFields"].append(shadow)
+    api = ScriptedApi(("apply ConfigMap", ok(shadowed)), ("patch ConfigMap", CONFLICT))
+    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+    assert result.outcome is Outcome.CONFIGURED
+    assert result.problem is None
+    assert [each.field for each in result.reasons] == [".data.file"]
+
+
 async def test_a_second_try_pins_the_object_and_not_its_version(tmp_path: Path) -> None:
     """A Deployment's own controller writes so often that a pinned version would lose to it again and again."""
     api = ScriptedApi(

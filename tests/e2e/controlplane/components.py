@@ -115,6 +115,8 @@ def kube_controller_manager(layout: Layout, authority: Authority) -> list[str]:
         f"--root-ca-file={authority.ca_file}",
         "--kube-api-qps=500",
         "--kube-api-burst=1000",
+        # Every test leaves a namespace to be deleted, and each waits for its Pods to drain.
+        "--concurrent-namespace-syncs=30",
         "--controller-start-interval=0",
         "--horizontal-pod-autoscaler-sync-period=2s",
         "--profiling=false",
