@@ -109,7 +109,7 @@ def test_a_child_of_an_earlier_life_is_waited_out(
 def test_orphans_are_strangers_to_the_next_life(admin: Kube, audit: AuditLog, namespace: str) -> None:
     """Children that were left behind on purpose are nobody's: the next proxy of the name reports them untouched."""
     key = Key(namespace, "web")
-    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0))
     proxy = wait_reconciled(admin, key)
     before = family(admin, key)
 
@@ -119,7 +119,7 @@ def test_orphans_are_strangers_to_the_next_life(admin: Kube, audit: AuditLog, na
     assert {kind.kind: each["metadata"]["uid"] for kind, each in orphans.items()}.items() <= before.uids.items()
     assert not any(each["metadata"].get("ownerReferences") for each in orphans.values())
     mark = audit.mark()
-    admin.create(ENVOY_PROXY, a_proxy(namespace))
+    admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0))
     admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "NameConflict"))
     time.sleep(REST_S)
 

@@ -121,8 +121,8 @@ def test_times_and_generations_move_only_with_the_truth(
     # Times have a resolution of one second, so flips must be further apart to be told apart.
     time.sleep(1.1)
 
-    noisy = admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "1"}, "annotations": {"noise": "2"}}})
     rounds = running_operator.metric("operator_app_rounds_total")
+    noisy = admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "1"}, "annotations": {"noise": "2"}}})
     wait_until(lambda: running_operator.metric("operator_app_rounds_total") > rounds, what="a round")
     time.sleep(0.3)
     assert admin.get(ENVOY_PROXY, key) == noisy, "noise in the labels is no reason to write"
