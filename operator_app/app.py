@@ -18,7 +18,6 @@ from http import HTTPStatus
 from typing import Final, TypedDict
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
 import structlog
 
