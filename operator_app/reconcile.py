@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+import anyio
 import structlog
 from pydantic import ValidationError
 
@@ -152,11 +153,12 @@ class Reconciler:
         self, proxy: Object, desired: Mapping[Kind, Object], claim: Claim, *, is_paused: bool
     ) -> tuple[tuple[Result, ...], TransientError | None]:
         """Every child in order. What fails for one does not keep the others from being repaired."""
+        looks = await self._look_at_all(desired, claim)
         results: list[Result] = []
         trouble: TransientError | None = None
-        for kind, child in desired.items():
+        for kind in desired:
             try:
-                plan = await self._applier.look(kind, child, claim)
+                plan = _seen(looks[kind])
                 obstacle = _paused(plan) if is_paused else _missing_foundation(kind, results)
                 if obstacle is None:
                     result = await self._applier.carry_out(plan, claim)
@@ -170,6 +172,25 @@ class Reconciler:
             self._report(proxy, result)
             results.append(result)
         return tuple(results), trouble
+
+    async def _look_at_all(self, desired: Mapping[Kind, Object], claim: Claim) -> Mapping[Kind, Plan | OperatorError]:
+        """What is there and what each child needs, or what kept us from seeing it.
+
+        All at the same time, since no look needs another one's answer. The writes that follow stay one after the other:
+        so a crash leaves one of few states.
+        """
+        looks: dict[Kind, Plan | OperatorError] = {}
+
+        async def look_at(kind: Kind) -> None:
+            try:
+                looks[kind] = await self._applier.look(kind, desired[kind], claim)
+            except OperatorError as error:
+                looks[kind] = error
+
+        async with anyio.create_task_group() as group:
+            for kind in desired:
+                group.start_soon(look_at, kind)
+        return looks
 
     def _failed(self, kind: Kind, proxy: Object, problem: Problem) -> Result:
         """A child that could not be written is still what it was: it goes on serving and being counted."""
@@ -246,6 +267,13 @@ class Reconciler:
                         # That life is over, though the watch has not said so. What has its name now may be a
                         # stranger's, and no watch would tell that it has gone again: it is not learnt.
                         self._store.take(Deleted(kind, known))
+
+
+def _seen(look: Plan | OperatorError) -> Plan:
+    """The plan that a look led to; raises what kept us from looking."""
+    if isinstance(look, Plan):
+        return look
+    raise look
 
 
 def _paused(plan: Plan) -> Problem | None:

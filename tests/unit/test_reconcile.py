@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anyio
+import httpx2
 import pytest
 
 from operator_app.api import parse_spec
@@ -176,15 +178,12 @@ def condition(api: ScriptedApi, type_: str) -> Object:
 
 
 async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
-    """Finalizer, ConfigMap, Deployment, Service, record, status: seven writes, and a read only before a create."""
+    """Finalizer, ConfigMap, Deployment, Service, record, status: six writes, and a read only before a create."""
     proxy = proxy_of_team()
     api = ScriptedApi(
         ("apply EnvoyProxy", held(proxy)),
-        *(
-            (f"{verb} {kind}", answer)
-            for kind in CHILD_KINDS
-            for verb, answer in (("get", NOT_FOUND), ("apply", created()))
-        ),
+        *((f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS),
+        *((f"apply {kind}", created()) for kind in CHILD_KINDS),
         ("apply ProxyRegistration", created()),
         ("apply EnvoyProxy/status", told(held_proxy())),
     )
@@ -196,6 +195,38 @@ async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
     assert condition(api, "Ready")["reason"] == "NotEnoughReady"
     assert api.body("apply EnvoyProxy/status")["status"]["address"] == "checkout-envoy.team-a.svc"
     assert [each.is_forced for each in api.sent if each.line == "apply ProxyRegistration"] == [False]
+
+
+async def test_a_first_round_looks_at_all_children_at_the_same_time(tmp_path: Path) -> None:
+    """No look waits for another one: each of the three is answered only when all three have been asked."""
+
+    class Patient(ScriptedApi):
+        """Keeps every read until as many are waiting as there are children."""
+
+        def __init__(self, *script: tuple[str, Answer]) -> None:
+            super().__init__(*script)
+            self.waiting = 0
+            self.all_are_there = anyio.Event()
+
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            answer = await super().handle_async_request(request)
+            if request.method == "GET":
+                self.waiting += 1
+                if self.waiting == len(CHILD_KINDS):
+                    self.all_are_there.set()
+                await self.all_are_there.wait()
+            return answer
+
+    proxy = held_proxy()
+    api = Patient(
+        *((f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS),
+        *((f"apply {kind}", created()) for kind in CHILD_KINDS),
+        ("apply ProxyRegistration", created()),
+        ("apply EnvoyProxy/status", told(proxy)),
+    )
+    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+        with anyio.fail_after(10):
+            assert await own.reconciler.round(KEY) == DONE
 
 
 async def test_a_quiet_round_asks_for_nothing(tmp_path: Path) -> None:
@@ -272,8 +303,8 @@ async def test_a_refused_child_is_told_at_once_and_the_others_are_made(tmp_path:
     live["spec"]["selector"] = {"matchLabels": {"app": "other"}}
     known = [(kind, live if kind == DEPLOYMENT else obj) for kind, obj in family(proxy) if kind != SERVICE]
     api = ScriptedApi(
-        ("apply Deployment", refused(422, "Invalid", "spec.selector", message="field is immutable")),
         ("get Service", NOT_FOUND),
+        ("apply Deployment", refused(422, "Invalid", "spec.selector", message="field is immutable")),
         ("apply Service", created()),
         ("apply EnvoyProxy/status", told(proxy)),
     )
