@@ -44,6 +44,10 @@ PERSISTENT_AFTER: Final = 3
 FORMER_LIFE_RETRY_S: Final = 60.0
 """A proxy that lives comes back after this to remove what is left of a former life of its name."""
 
+_FOUNDATIONS: Final = {DEPLOYMENT: CONFIG_MAP}
+"""Which child stands on which other one: a Deployment must not mount a ConfigMap that is a stranger's, or of another
+configuration than it declares."""
+
 _SEEN_BY_WATCH: Final = frozenset(
     {
         "Paused",
@@ -152,45 +156,38 @@ class Reconciler:
     async def _bring_up(
         self, proxy: Object, desired: Mapping[Kind, Object], claim: Claim, *, is_paused: bool
     ) -> tuple[tuple[Result, ...], TransientError | None]:
-        """Every child in order. What fails for one does not keep the others from being repaired."""
-        looks = await self._look_at_all(desired, claim)
-        results: list[Result] = []
-        trouble: TransientError | None = None
-        for kind in desired:
+        """All children at the same time, but what stands on another one behind it.
+
+        What fails for one does not keep the others from being repaired. The results come in the order of ``desired``.
+        """
+        results: dict[Kind, Result] = {}
+        troubles: list[TransientError] = []
+        is_over = {kind: anyio.Event() for kind in desired}
+
+        async def bring_up(kind: Kind, child: Object) -> None:
             try:
-                plan = _seen(looks[kind])
+                plan = await self._applier.look(kind, child, claim)
+                foundation = _FOUNDATIONS.get(kind)
+                if foundation is not None:
+                    await is_over[foundation].wait()
                 obstacle = _paused(plan) if is_paused else _missing_foundation(kind, results)
                 if obstacle is None:
                     result = await self._applier.carry_out(plan, claim)
                 else:
                     result = skipped(plan, obstacle)
             except TransientError as error:
-                trouble = trouble or error
+                troubles.append(error)
                 result = self._failed(kind, proxy, Problem("Retrying", str(error)))
             except TerminalError as error:
                 result = self._failed(kind, proxy, Problem(error.reason, str(error), is_terminal=True))
             self._report(proxy, result)
-            results.append(result)
-        return tuple(results), trouble
+            results[kind] = result
+            is_over[kind].set()
 
-    async def _look_at_all(self, desired: Mapping[Kind, Object], claim: Claim) -> Mapping[Kind, Plan | OperatorError]:
-        """What is there and what each child needs, or what kept us from seeing it.
-
-        All at the same time, since no look needs another one's answer. The writes that follow stay one after the other:
-        so a crash leaves one of few states.
-        """
-        looks: dict[Kind, Plan | OperatorError] = {}
-
-        async def look_at(kind: Kind) -> None:
-            try:
-                looks[kind] = await self._applier.look(kind, desired[kind], claim)
-            except OperatorError as error:
-                looks[kind] = error
-
-        async with anyio.create_task_group() as group:
-            for kind in desired:
-                group.start_soon(look_at, kind)
-        return looks
+        async with anyio.create_task_group() as steps:
+            for kind, child in desired.items():
+                steps.start_soon(bring_up, kind, child)
+        return tuple(results[kind] for kind in desired), troubles[0] if troubles else None
 
     def _failed(self, kind: Kind, proxy: Object, problem: Problem) -> Result:
         """A child that could not be written is still what it was: it goes on serving and being counted."""
@@ -269,13 +266,6 @@ class Reconciler:
                         self._store.take(Deleted(kind, known))
 
 
-def _seen(look: Plan | OperatorError) -> Plan:
-    """The plan that a look led to; raises what kept us from looking."""
-    if isinstance(look, Plan):
-        return look
-    raise look
-
-
 def _paused(plan: Plan) -> Problem | None:
     """What a paused proxy reports of an object that it would write; nothing where everything holds anyway."""
     if plan.action not in (Action.CREATE, Action.REPAIR):
@@ -284,14 +274,12 @@ def _paused(plan: Plan) -> Problem | None:
     return Problem("Paused", f"spec.paused is set; {plan.kind} {plan.key} waits to be written: {fields}")
 
 
-def _missing_foundation(kind: Kind, results: list[Result]) -> Problem | None:
-    """A Deployment must not mount a ConfigMap that is a stranger's, or of another configuration than it declares."""
-    if kind != DEPLOYMENT:
+def _missing_foundation(kind: Kind, results: Mapping[Kind, Result]) -> Problem | None:
+    """What keeps a child from being written although nothing is wrong with it."""
+    foundation = results[_FOUNDATIONS[kind]] if kind in _FOUNDATIONS else None
+    if foundation is None or not _is_broken(foundation):
         return None
-    broken = next((each for each in results if each.kind == CONFIG_MAP and _is_broken(each)), None)
-    if broken is None:
-        return None
-    return Problem("ConfigMapNotReady", f"the Deployment waits for {broken.kind} {broken.key}")
+    return Problem("ConfigMapNotReady", f"the {kind} waits for {foundation.kind} {foundation.key}")
 
 
 def _is_broken(result: Result) -> bool:

@@ -43,27 +43,39 @@ class Sent:
     is_forced: bool
 
 
+Line = tuple[str, Answer]
+"""One request that is expected, and its answer."""
+
+Step = Line | list[Line]
+"""A line, or lines that come in any order."""
+
+
 class ScriptedApi(httpx2.AsyncBaseTransport):
     """Answers a script of lines such as ``apply Service``, ``get ConfigMap`` or ``apply EnvoyProxy/status``."""
 
-    def __init__(self, *script: tuple[str, Answer]) -> None:
-        self._script = list(script)
+    def __init__(self, *script: Step) -> None:
+        self._script: list[list[Line]] = []
+        self.add(*script)
         self.sent: list[Sent] = []
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """The answer of the script's next line, if this is its request."""
+        """The answer of the script's next line, or of one of its next ones, if this is its request."""
         asked: Request = request.extensions[REQUEST_EXTENSION]
         line = f"{asked.verb} {asked.kind}" + (f"/{asked.subresource}" if asked.subresource else "")
-        expected, answer = self._script.pop(0) if self._script else ("no request", ok({}))
-        assert line == expected, f"{line} {asked.key} came where the script has: {expected}"
+        step = self._script[0] if self._script else []
+        expected = [each for each, _ in step]
+        assert line in expected, f"{line} {asked.key} came where the script has: {' | '.join(expected) or 'nothing'}"
+        _, answer = step.pop(expected.index(line))
+        if not step:
+            self._script.pop(0)
         body = json.loads(request.content) if request.content else {}
         self.sent.append(Sent(line, body, request.url.params.get("force") == "true"))
         status, content = answer(deepcopy(body))
         return httpx2.Response(status, json=content)
 
-    def add(self, *script: tuple[str, Answer]) -> None:
+    def add(self, *script: Step) -> None:
         """Expect more."""
-        self._script += script
+        self._script += [step if isinstance(step, list) else [step] for step in script]
 
     def body(self, line: str) -> Object:
         """The body of the only request of this line."""
@@ -73,7 +85,7 @@ class ScriptedApi(httpx2.AsyncBaseTransport):
     @property
     def left(self) -> list[str]:
         """Lines that were not asked for."""
-        return [line for line, _ in self._script]
+        return [line for step in self._script for line, _ in step]
 
 
 # --- answers -------------------------------------------------------------------------------------------------------

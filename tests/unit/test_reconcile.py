@@ -40,9 +40,10 @@ from tests.unit.scripted_api import (
     CONFLICT,
     NOT_FOUND,
     UNAVAILABLE,
-    Answer,
+    Line,
     Rooms,
     ScriptedApi,
+    Step,
     created,
     held,
     ok,
@@ -129,6 +130,12 @@ def rolled_out(proxy: Object) -> Object:
     return child(DEPLOYMENT, proxy, status=numbers | {"observedGeneration": 1})
 
 
+def family_is_made() -> list[Line]:
+    """Every child is looked for and created."""
+    reads: list[Line] = [(f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS]
+    return reads + [(f"apply {kind}", created()) for kind in CHILD_KINDS]
+
+
 def record(uid: str = "proxy-uid", generation: int = 1) -> Object:
     """The entry of a proxy in the ledger."""
     desired: Object = {
@@ -182,14 +189,15 @@ async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
     proxy = proxy_of_team()
     api = ScriptedApi(
         ("apply EnvoyProxy", held(proxy)),
-        *((f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS),
-        *((f"apply {kind}", created()) for kind in CHILD_KINDS),
+        family_is_made(),
         ("apply ProxyRegistration", created()),
         ("apply EnvoyProxy/status", told(held_proxy())),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         assert await own.reconciler.round(KEY) == DONE
         assert [result.outcome for result in own.results] == [Outcome.CREATED] * 3
+    sent = [each.line for each in api.sent]
+    assert sent.index("apply ConfigMap") < sent.index("apply Deployment"), "it mounts the ConfigMap"
     assert condition(api, "Reconciled")["status"] == "True"
     assert condition(api, "Registered")["status"] == "True"
     assert condition(api, "Ready")["reason"] == "NotEnoughReady"
@@ -198,12 +206,12 @@ async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
 
 
 async def test_a_first_round_looks_at_all_children_at_the_same_time(tmp_path: Path) -> None:
-    """No look waits for another one: each of the three is answered only when all three have been asked."""
+    """No look waits for another one or its write: none of the three is answered before all three are asked for."""
 
     class Patient(ScriptedApi):
         """Keeps every read until as many are waiting as there are children."""
 
-        def __init__(self, *script: tuple[str, Answer]) -> None:
+        def __init__(self, *script: Step) -> None:
             super().__init__(*script)
             self.waiting = 0
             self.all_are_there = anyio.Event()
@@ -219,8 +227,7 @@ async def test_a_first_round_looks_at_all_children_at_the_same_time(tmp_path: Pa
 
     proxy = held_proxy()
     api = Patient(
-        *((f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS),
-        *((f"apply {kind}", created()) for kind in CHILD_KINDS),
+        family_is_made(),
         ("apply ProxyRegistration", created()),
         ("apply EnvoyProxy/status", told(proxy)),
     )
@@ -267,10 +274,8 @@ async def test_trouble_with_one_child_does_not_stop_the_others(tmp_path: Path, f
     """The rest of the round goes on; the trouble is told in the status once it has lasted some rounds."""
     proxy = held_proxy()
     known = [(kind, obj) for kind, obj in family(proxy) if kind not in (DEPLOYMENT, SERVICE)]
-    script: list[tuple[str, Answer]] = [
-        ("get Deployment", UNAVAILABLE),
-        ("get Service", NOT_FOUND),
-        ("apply Service", created()),
+    script: list[Step] = [
+        [("get Deployment", UNAVAILABLE), ("get Service", NOT_FOUND), ("apply Service", created())],
     ]
     if failures >= PERSISTENT_AFTER:
         script.append(("apply EnvoyProxy/status", told(proxy)))
@@ -303,9 +308,11 @@ async def test_a_refused_child_is_told_at_once_and_the_others_are_made(tmp_path:
     live["spec"]["selector"] = {"matchLabels": {"app": "other"}}
     known = [(kind, live if kind == DEPLOYMENT else obj) for kind, obj in family(proxy) if kind != SERVICE]
     api = ScriptedApi(
-        ("get Service", NOT_FOUND),
-        ("apply Deployment", refused(422, "Invalid", "spec.selector", message="field is immutable")),
-        ("apply Service", created()),
+        [
+            ("apply Deployment", refused(422, "Invalid", "spec.selector", message="field is immutable")),
+            ("get Service", NOT_FOUND),
+            ("apply Service", created()),
+        ],
         ("apply EnvoyProxy/status", told(proxy)),
     )
     async with rounds(api, tmp_path, *known) as own:
@@ -318,20 +325,22 @@ async def test_a_strangers_config_map_keeps_the_deployment_from_being_made(tmp_p
     """A Deployment must never mount what somebody else wrote; the Service is made all the same."""
     proxy = held_proxy()
     api = ScriptedApi(
-        ("get ConfigMap", ok(strangers(CONFIG_MAP))),
-        ("get Deployment", NOT_FOUND),
-        ("get Service", NOT_FOUND),
-        ("apply Service", created()),
+        [
+            ("get ConfigMap", ok(strangers(CONFIG_MAP))),
+            ("get Deployment", NOT_FOUND),
+            ("get Service", NOT_FOUND),
+            ("apply Service", created()),
+        ],
         ("apply ProxyRegistration", created()),
         ("apply EnvoyProxy/status", told(proxy)),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         verdict = await own.reconciler.round(KEY)
-    assert [each.problem.reason if each.problem else None for each in own.results] == [
-        "NameConflict",
-        "ConfigMapNotReady",
-        None,
-    ]
+    assert {each.kind: each.problem.reason if each.problem else None for each in own.results} == {
+        CONFIG_MAP: "NameConflict",
+        DEPLOYMENT: "ConfigMapNotReady",
+        SERVICE: None,
+    }
     assert isinstance(verdict.failure, Problem), "no watch tells that a stranger's object has gone"
     assert condition(api, "Stalled")["reason"] == "NameConflict"
 
