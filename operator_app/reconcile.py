@@ -29,7 +29,7 @@ from operator_app.finalizer import Finalizer
 from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
 from operator_app.ownership import fields_of
 from operator_app.parting import Parting
-from operator_app.registration import Change, Port, Record, Registration
+from operator_app.registration import Port, Record, Registration
 from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN
 from operator_app.registration.registrar import Registrar
 from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, next_status
@@ -215,16 +215,16 @@ class Reconciler:
         try:
             if spec.paused:
                 problem = await self._registrar.observe(record, registry, is_sweep=is_sweep)
-                return Registration(Change.UNCHANGED, problem)
+                return Registration(Outcome.UNCHANGED, problem)
             registration = await self._registrar.register(record, registry, is_sweep=is_sweep)
         except TerminalError as error:
             return _unregistered(Problem(error.reason, str(error), is_terminal=True))
-        if registration.change in (Change.CREATED, Change.CONFIGURED):
+        if registration.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
             self._tell_registered(proxy, record, registration)
         return registration
 
     def _tell_registered(self, proxy: Object, record: Record, registration: Registration) -> None:
-        log.info("record", proxy=str(record.proxy), generation=record.generation, change=registration.change.value)
+        log.info("record", proxy=str(record.proxy), generation=record.generation, outcome=registration.outcome.value)
         known = condition_of(proxy, REGISTERED)
         if registration.problem is not None or known is None:
             return
@@ -288,7 +288,7 @@ def _is_broken(result: Result) -> bool:
 
 
 def _unregistered(problem: Problem) -> Registration:
-    return Registration(Change.SKIPPED, problem)
+    return Registration(Outcome.SKIPPED, problem)
 
 
 def _waiting(results: tuple[Result, ...], registration: Registration) -> Problem | None:

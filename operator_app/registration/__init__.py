@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from operator_app.api import Protocol as ListenerProtocol
-from operator_app.apply import Problem
+from operator_app.apply import Outcome, Problem
 from operator_app.kinds import Key
 
 
@@ -53,16 +53,6 @@ class Finding(StrEnum):
     """Somebody else's, or nobody's that can be proved."""
 
 
-class Change(StrEnum):
-    """What a call did to the outside."""
-
-    CREATED = "created"
-    CONFIGURED = "configured"
-    UNCHANGED = "unchanged"
-    DELETED = "deleted"
-    SKIPPED = "skipped"
-
-
 @dataclass(frozen=True, slots=True)
 class Registration:
     """What became of a record; no ``problem`` means: the registry confirms exactly this record.
@@ -70,7 +60,7 @@ class Registration:
     ``again_after_s`` asks for another look after so many seconds.
     """
 
-    change: Change
+    outcome: Outcome
     problem: Problem | None = None
     again_after_s: float | None = None
 
@@ -100,7 +90,7 @@ class Registry(Protocol):
         """Bring the outside to ``record``, without a write where it holds already, and confirm it by a read after."""
         ...
 
-    async def deregister(self, uid: str, hostname: str) -> Change:
+    async def deregister(self, uid: str, hostname: str) -> Outcome:
         """Remove what is ours, by UID, under ``hostname``; when this returns, the removal is confirmed.
 
         ``UNCHANGED``: there was nothing. ``SKIPPED``: there is a record, and it is somebody else's.

@@ -11,7 +11,7 @@ from typing import Final
 from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Problem, Standing, same_object
 from operator_app.deltas import Deleted
 from operator_app.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
-from operator_app.registration import Change, Registration
+from operator_app.registration import Registration
 from operator_app.registration.ledger import proxy_of
 from operator_app.store import Store
 
@@ -47,7 +47,7 @@ class Claims:
         if problem is not None and plan.action is Action.WAIT:
             # The claim's deletion tells; this is for the case that it is told to nobody.
             again_after_s = RECHECK_S
-        return Registration(Change(result.outcome.value), problem, again_after_s)
+        return Registration(result.outcome, problem, again_after_s)
 
     def holds(self, hostname: str, uid: str) -> bool:
         """Whether the proxy with this UID is known to have ``hostname``."""

@@ -19,7 +19,7 @@ from operator_app.cluster import Cluster
 from operator_app.deltas import Deleted
 from operator_app.errors import ConflictError
 from operator_app.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Kind, Object
-from operator_app.registration import Change, Record, Registration
+from operator_app.registration import Record, Registration
 from operator_app.store import Store
 
 IN_CLUSTER: Final = "in-cluster"
@@ -137,9 +137,9 @@ class Ledger:
             if result.live is not None and _is_ours(result.live, record):
                 raise ConflictError("it names more than was known", kind=PROXY_REGISTRATION, key=result.key)
             message = f"the record {result.key} is of a newer generation than this one"
-            return Noted(Registration(Change.SKIPPED, Problem("RecordConflict", message, is_terminal=True)))
+            return Noted(Registration(Outcome.SKIPPED, Problem("RecordConflict", message, is_terminal=True)))
         entry = Entry(result.live) if result.live is not None and problem is None else None
-        return Noted(Registration(Change(result.outcome.value), problem, result.again_after_s), entry)
+        return Noted(Registration(result.outcome, problem, result.again_after_s), entry)
 
     async def holding(self, record: Record, registry: str) -> Entry | None:
         """The entry, if it says exactly this and nothing is retiring. Writes nothing."""

@@ -7,8 +7,8 @@ children are repaired at once. In the pause the last problem stands.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from operator_app.apply import Problem
-from operator_app.registration import Change, Record, Registration
+from operator_app.apply import Outcome, Problem
+from operator_app.registration import Record, Registration
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Patience:
         pause = self._pauses.get(record.uid)
         if pause is None or pause.until_mono <= now_mono or (pause.record != record and not pause.is_asked_for):
             return None
-        return Registration(Change.SKIPPED, pause.problem, again_after_s=pause.until_mono - now_mono)
+        return Registration(Outcome.SKIPPED, pause.problem, again_after_s=pause.until_mono - now_mono)
 
     def failed(
         self, record: Record, problem: Problem, *, now_mono: float, asked_s: float | None = None
@@ -50,7 +50,7 @@ class Patience:
         step_s = self._cap_s if problem.is_terminal else self._base_s * 2.0 ** min(failures - 1, 60)
         pause_s = max(min(self._cap_s, step_s) * (1 + self._rand()) / 2, asked_s or 0.0)
         self._pauses[record.uid] = _Pause(record, problem, failures, now_mono + pause_s, asked_s is not None)
-        return Registration(Change.SKIPPED, problem, again_after_s=pause_s)
+        return Registration(Outcome.SKIPPED, problem, again_after_s=pause_s)
 
     def forget(self, uid: str) -> None:
         """The registry has answered about this proxy, or there is nothing to ask any more."""

@@ -38,9 +38,9 @@ from typing import Final
 import httpx
 import structlog
 
-from operator_app.apply import Problem
+from operator_app.apply import Outcome, Problem
 from operator_app.errors import ConfigurationError, InvalidError, TerminalError, TransientError
-from operator_app.registration import Change, Entry, Finding, Record, Registration
+from operator_app.registration import Entry, Finding, Record, Registration
 from operator_app.registration.dns import (
     OWNER_LABEL,
     Address,
@@ -119,18 +119,18 @@ class PowerDnsRegistry:
         """See :class:`operator_app.registration.Registry`. A record without a hostname is skipped: it has no name."""
         if record.hostname is None:
             sentence = "DNS keeps proxies by hostname: set spec.registration.hostname"
-            return Registration(Change.SKIPPED, Problem("HostnameRequired", sentence, is_terminal=True))
+            return Registration(Outcome.SKIPPED, Problem("HostnameRequired", sentence, is_terminal=True))
         wanted = self._wanted(record, record.hostname)
         before = wanted.finding(await self._look(wanted.place))
         if before is Finding.MATCHING:
-            return Registration(Change.UNCHANGED)
+            return Registration(Outcome.UNCHANGED)
         if before is Finding.ABSENT and await self._is_parked(wanted.place):
             before = Finding.FOREIGN
         if before in (Finding.FOREIGN, Finding.NEWER):
             return _refusal(before, record.hostname)
         return await self._write(wanted, before)
 
-    async def deregister(self, uid: str, hostname: str) -> Change:
+    async def deregister(self, uid: str, hostname: str) -> Outcome:
         """See :class:`operator_app.registration.Registry`.
 
         A hostname that no configured zone can have was never registered under these settings: there is nothing to
@@ -141,17 +141,17 @@ class PowerDnsRegistry:
             place = place_of(hostname, self._zones)
         except TerminalError as error:
             log.warning("hostname_not_ours_to_remove", hostname=hostname, uid=uid, reason=error.reason)
-            return Change.UNCHANGED
+            return Outcome.UNCHANGED
         seen = await self._look(place)
         if seen.is_free(place):
-            return Change.UNCHANGED
+            return Outcome.UNCHANGED
         if not self._is_held(seen, uid):
-            return Change.SKIPPED
+            return Outcome.SKIPPED
         addresses = [Delete(place.hostname, each.value) for each in AddressType]
         await self._api.change(place.zone, [*addresses, Delete(place.owner_name, "TXT")])
         if self._is_held(await self._look(place), uid):
             raise TransientError(f"the records of {hostname} came back after their removal")
-        return Change.DELETED
+        return Outcome.DELETED
 
     async def entries(self) -> AsyncGenerator[Entry]:
         """See :class:`operator_app.registration.Registry`."""
@@ -173,9 +173,9 @@ class PowerDnsRegistry:
         after = wanted.finding(await self._look(wanted.place))
         match after:
             case Finding.MATCHING if refused is not None:
-                return Registration(Change.UNCHANGED)
+                return Registration(Outcome.UNCHANGED)
             case Finding.MATCHING:
-                return Registration(Change.CREATED if before is Finding.ABSENT else Change.CONFIGURED)
+                return Registration(Outcome.CREATED if before is Finding.ABSENT else Outcome.CONFIGURED)
             case Finding.FOREIGN | Finding.NEWER:
                 return _refusal(after, wanted.place.hostname)
             case _ if refused is not None:
@@ -274,8 +274,8 @@ def _refusal(finding: Finding, hostname: str) -> Registration:
     """Tells nothing of whoever has the name."""
     if finding is Finding.NEWER:
         sentence = f"{hostname} is registered from a newer generation already"
-        return Registration(Change.SKIPPED, Problem("NewerRecord", sentence))
-    return Registration(Change.SKIPPED, Problem("HostnameTaken", f"{hostname} is not free", is_terminal=True))
+        return Registration(Outcome.SKIPPED, Problem("NewerRecord", sentence))
+    return Registration(Outcome.SKIPPED, Problem("HostnameTaken", f"{hostname} is not free", is_terminal=True))
 
 
 @asynccontextmanager

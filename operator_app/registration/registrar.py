@@ -20,10 +20,10 @@ from typing import Final
 import structlog
 
 from operator_app.api import RecordState
-from operator_app.apply import Problem
+from operator_app.apply import Outcome, Problem
 from operator_app.errors import OperatorError, TerminalError, TransientError
 from operator_app.kinds import Key
-from operator_app.registration import Change, Finding, Record, Registration, Registry
+from operator_app.registration import Finding, Record, Registration, Registry
 from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
 from operator_app.registration.ledger import IN_CLUSTER, Entry, Ledger, Name
 from operator_app.registration.patience import Patience
@@ -78,7 +78,7 @@ class Registrar:
         name = registry or self._registries.default
         unknown = self._registries.unknown(name)
         if unknown is not None:
-            return Registration(Change.SKIPPED, unknown)
+            return Registration(Outcome.SKIPPED, unknown)
         claim = await self._claim(record)
         if claim.problem is not None:
             # A name that is somebody else's is no reason to keep one that is declared no longer.
@@ -147,7 +147,7 @@ class Registrar:
 
     async def _claim(self, record: Record) -> Registration:
         if record.hostname is None:
-            return Registration(Change.UNCHANGED)
+            return Registration(Outcome.UNCHANGED)
         claim = await self._claims.take(record.hostname, record.proxy, record.uid)
         orphans = (each for each in self._ledger.of(record.proxy) if each.state is RecordState.ORPHANED)
         orphan = next((each for each in orphans if each.hostname == record.hostname), None)
@@ -171,7 +171,7 @@ class Registrar:
 
     async def _publish(self, entry: Entry, record: Record, registry: str, *, is_sweep: bool) -> Registration:
         """Bring the outside to the entry. Its own failures become an answer, and a pause."""
-        published = Registration(Change.UNCHANGED)
+        published = Registration(Outcome.UNCHANGED)
         if entry.retiring or not self._is_settled(entry) or is_sweep:
             pause = self._patience.pause(record, now_mono=self._mono())
             if pause is not None:
@@ -213,7 +213,7 @@ class Registrar:
     async def _register_outside(self, entry: Entry, record: Record, *, is_sweep: bool) -> Registration:
         name = entry.published
         if name is None or (entry.is_confirmed and not (is_sweep and await self._has_drifted(name, record))):
-            return Registration(Change.UNCHANGED)
+            return Registration(Outcome.UNCHANGED)
         return await self._registries.outside[name.registry].register(record)
 
     async def _has_drifted(self, name: Name, record: Record) -> bool:
@@ -236,8 +236,8 @@ class Registrar:
                 if unknown is not None:
                     sentence = f"{name.hostname} may still be published, and {unknown.message}"
                     raise TerminalError(unknown.reason, sentence)
-                change = await self._registries.outside[name.registry].deregister(uid, name.hostname)
-                log.info("record_removed", uid=uid, **name._asdict(), change=change.value)
+                outcome = await self._registries.outside[name.registry].deregister(uid, name.hostname)
+                log.info("record_removed", uid=uid, **name._asdict(), outcome=outcome.value)
             except OperatorError as error:
                 trouble = trouble or error
         if trouble is not None:
@@ -248,5 +248,5 @@ def _first_problem(*steps: Registration) -> Registration:
     """The first problem of several steps, the earliest wish to come back, and else the first change that was one."""
     wishes = [each.again_after_s for each in steps if each.again_after_s is not None]
     problem = next((each.problem for each in steps if each.problem is not None), None)
-    change = next((each.change for each in steps if each.change is not Change.UNCHANGED), Change.UNCHANGED)
-    return Registration(change, problem, min(wishes, default=None))
+    outcome = next((each.outcome for each in steps if each.outcome is not Outcome.UNCHANGED), Outcome.UNCHANGED)
+    return Registration(outcome, problem, min(wishes, default=None))

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from operator_app.apply import Problem
+from operator_app.apply import Outcome, Problem
 from operator_app.errors import ForbiddenError, ThrottledError, TransientError
 from operator_app.kinds import Key
-from operator_app.registration import Change, Entry, Finding, Record, Registration
+from operator_app.registration import Entry, Finding, Record, Registration
 from operator_app.settings import Settings
 
 NAME: Final = "files"
@@ -105,25 +105,25 @@ class FileRegistry:
         match self._finding(record):
             case Finding.FOREIGN:
                 message = f"{hostname} has a record that is not this proxy's"
-                return Registration(Change.SKIPPED, Problem("NameConflict", message, is_terminal=True))
+                return Registration(Outcome.SKIPPED, Problem("NameConflict", message, is_terminal=True))
             case Finding.NEWER:
-                return Registration(Change.SKIPPED, Problem("RecordConflict", "a newer generation is registered"))
+                return Registration(Outcome.SKIPPED, Problem("RecordConflict", "a newer generation is registered"))
             case Finding.MATCHING:
-                return Registration(Change.UNCHANGED)
+                return Registration(Outcome.UNCHANGED)
             case finding:
                 self._outside.put(hostname, self._wanted(record))
-                return Registration(Change.CREATED if finding is Finding.ABSENT else Change.CONFIGURED)
+                return Registration(Outcome.CREATED if finding is Finding.ABSENT else Outcome.CONFIGURED)
 
-    async def deregister(self, uid: str, hostname: str) -> Change:
+    async def deregister(self, uid: str, hostname: str) -> Outcome:
         """Remove, where it is ours."""
         self._outside.called("deregister", hostname)
         found = self._outside.get(hostname)
         if found is None:
-            return Change.UNCHANGED
+            return Outcome.UNCHANGED
         if found.get("uid") != uid:
-            return Change.SKIPPED
+            return Outcome.SKIPPED
         self._outside.put(hostname, None)
-        return Change.DELETED
+        return Outcome.DELETED
 
     async def entries(self) -> AsyncIterator[Entry]:
         """What says that this operator made it."""

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from operator_app.apply import Outcome
 from operator_app.errors import (
     ForbiddenError,
     InvalidError,
@@ -23,7 +24,7 @@ from operator_app.errors import (
     TransientError,
 )
 from operator_app.kinds import Key
-from operator_app.registration import Change, Finding, Record, Registration
+from operator_app.registration import Finding, Record, Registration
 from operator_app.registration.dns import Ownership
 from operator_app.registration.powerdns import PowerDnsRegistry, connect
 from operator_app.settings import Settings
@@ -110,11 +111,11 @@ def pair(record: Record, *, operator: str = OPERATOR, ttl_s: int = TTL_S) -> set
 
 def reason(registration: Registration) -> str | None:
     """Why a registration did not happen."""
-    assert (registration.change is Change.SKIPPED) == (registration.problem is not None)
+    assert (registration.outcome is Outcome.SKIPPED) == (registration.problem is not None)
     return registration.problem.reason if registration.problem else None
 
 
-async def remove(registry: PowerDnsRegistry, record: Record) -> Change:
+async def remove(registry: PowerDnsRegistry, record: Record) -> Outcome:
     """Deregister a record."""
     assert record.hostname is not None
     return await registry.deregister(record.uid, record.hostname)
@@ -133,7 +134,7 @@ async def test_a_pair_appears_answers_and_goes(
     assert record.hostname is not None
     assert await registry.observe(record) is Finding.ABSENT
     with proxy.counted() as first:
-        assert await registry.register(record) == Registration(Change.CREATED)
+        assert await registry.register(record) == Registration(Outcome.CREATED)
     assert first == ["GET", "GET", "SEARCH", "PATCH", "GET", "GET"]
     assert zone.rows() == strangers | pair(record)
     assert zone.server.resolve(record.hostname, kind) == [(kind, address)]
@@ -142,18 +143,18 @@ async def test_a_pair_appears_answers_and_goes(
 
     serial = zone.serial
     with proxy.counted() as quiet:
-        assert await registry.register(record) == Registration(Change.UNCHANGED)
+        assert await registry.register(record) == Registration(Outcome.UNCHANGED)
         assert await registry.observe(record) is Finding.MATCHING
     assert quiet == ["GET"] * 4
     assert zone.serial == serial
 
     with proxy.counted() as removal:
-        assert await remove(registry, record) is Change.DELETED
+        assert await remove(registry, record) is Outcome.DELETED
     assert removal == ["GET", "GET", "PATCH", "GET", "GET"]
     assert zone.rows() == strangers
     assert zone.server.resolve(record.hostname, kind) == []
     with proxy.counted() as again:
-        assert await remove(registry, record) is Change.UNCHANGED
+        assert await remove(registry, record) is Outcome.UNCHANGED
     assert again == ["GET", "GET"]
 
 
@@ -168,7 +169,7 @@ async def test_an_address_of_another_type_replaces_the_former_one(
     newer = a_record(zone, address=after, generation=4)
     assert await registry.observe(newer) is Finding.DIFFERENT
     with proxy.counted() as update:
-        assert await registry.register(newer) == Registration(Change.CONFIGURED)
+        assert await registry.register(newer) == Registration(Outcome.CONFIGURED)
     assert update == ["GET", "GET", "PATCH", "GET", "GET"]
     assert zone.rows() == strangers | pair(newer)
 
@@ -178,7 +179,7 @@ async def test_the_proxys_own_ttl_wins(registry: PowerDnsRegistry, zone: Zone) -
     strangers = zone.rows()
     await registry.register(a_record(zone, ttl_s=17))
     assert zone.rows() == strangers | pair(a_record(zone), ttl_s=17)
-    assert await registry.register(a_record(zone)) == Registration(Change.CONFIGURED)
+    assert await registry.register(a_record(zone)) == Registration(Outcome.CONFIGURED)
     assert zone.rows() == strangers | pair(a_record(zone))
 
 
@@ -186,12 +187,12 @@ async def test_a_zones_own_name_can_have_an_address(registry: PowerDnsRegistry, 
     """At the apex an address stands beside SOA, NS and MX, which stay; an alias is refused with a sentence."""
     strangers = zone.rows()
     record = a_record(zone, hostname=zone.name)
-    assert await registry.register(record) == Registration(Change.CREATED)
+    assert await registry.register(record) == Registration(Outcome.CREATED)
     assert zone.rows() == strangers | pair(record)
     with pytest.raises(InvalidError, match="can't be an alias") as refused:
         await registry.register(replace(record, address="lb.example.net"))
     assert refused.value.reason == "AddressUnusable"
-    assert await remove(registry, record) is Change.DELETED
+    assert await remove(registry, record) is Outcome.DELETED
     assert zone.rows() == strangers
 
 
@@ -208,7 +209,7 @@ async def test_the_longest_zone_takes_the_name(operator: Operator, zone: Zone) -
         with pytest.raises(TerminalError) as refused:
             await registry.register(elsewhere)
         assert refused.value.reason == "ZoneNotConfigured"
-        assert await remove(registry, elsewhere) is Change.UNCHANGED
+        assert await remove(registry, elsewhere) is Outcome.UNCHANGED
 
 
 async def test_a_proxy_without_a_hostname_has_no_record(
@@ -262,7 +263,7 @@ async def test_a_strangers_name_is_never_touched(
     assert taken.problem is not None
     assert taken.problem.is_terminal
     assert content not in taken.problem.message
-    assert await remove(registry, record) is Change.SKIPPED
+    assert await remove(registry, record) is Outcome.SKIPPED
     assert (zone.rows(), zone.serial) == (before, serial)
     assert "PATCH" not in proxy.requests
 
@@ -303,7 +304,7 @@ async def test_an_ownership_that_is_not_exactly_ours_is_foreign(
     before = zone.rows()
     assert await registry.observe(record) is Finding.FOREIGN
     assert reason(await registry.register(record)) == "HostnameTaken"
-    assert await remove(registry, record) is Change.SKIPPED
+    assert await remove(registry, record) is Outcome.SKIPPED
     assert zone.rows() == before
 
 
@@ -313,10 +314,10 @@ async def test_the_first_of_two_proxies_keeps_the_hostname(registry: PowerDnsReg
     first, second = a_record(zone), a_record(zone, uid="second", address="203.0.113.8")
     await registry.register(first)
     assert reason(await registry.register(second)) == "HostnameTaken"
-    assert await remove(registry, second) is Change.SKIPPED
+    assert await remove(registry, second) is Outcome.SKIPPED
     assert zone.rows() == strangers | pair(first)
     await remove(registry, first)
-    assert await registry.register(second) == Registration(Change.CREATED)
+    assert await registry.register(second) == Registration(Outcome.CREATED)
     assert zone.rows() == strangers | pair(second)
 
 
@@ -410,8 +411,8 @@ async def test_of_several_claims_side_by_side_the_lowest_holds(
     zone.put(ours.hostname, "A", ours.address, theirs.address)
     async with operator("other") as other:
         assert reason(await other.register(theirs)) == "HostnameTaken"
-        assert await remove(other, theirs) is Change.SKIPPED
-        assert await registry.register(ours) == Registration(Change.CONFIGURED)
+        assert await remove(other, theirs) is Outcome.SKIPPED
+        assert await registry.register(ours) == Registration(Outcome.CONFIGURED)
         assert reason(await other.register(theirs)) == "HostnameTaken"
     assert zone.rows() == strangers | pair(ours)
 
@@ -427,7 +428,7 @@ async def test_a_record_that_stands_twice_is_made_one(registry: PowerDnsRegistry
         f"%{record.hostname}",
     )
     assert zone.count() == count + 2
-    assert await registry.register(record) == Registration(Change.CONFIGURED)
+    assert await registry.register(record) == Registration(Outcome.CONFIGURED)
     assert zone.count() == count
 
 
@@ -493,7 +494,7 @@ async def test_what_is_changed_by_hand_is_put_back(
     edit(zone, record.hostname)
     assert zone.rows() != whole
     assert await registry.observe(record) is Finding.DIFFERENT
-    assert await registry.register(record) == Registration(Change.CONFIGURED)
+    assert await registry.register(record) == Registration(Outcome.CONFIGURED)
     assert zone.rows() == whole
 
 
@@ -507,7 +508,7 @@ async def test_what_was_changed_by_hand_is_removed_all_the_same(
     assert record.hostname is not None
     await registry.register(record)
     edit(zone, record.hostname)
-    assert await remove(registry, record) is Change.DELETED
+    assert await remove(registry, record) is Outcome.DELETED
     assert zone.rows() == strangers
 
 
@@ -519,7 +520,7 @@ async def test_without_its_ownership_an_address_is_nobodys_to_write(registry: Po
     before = zone.rows()
     assert await registry.observe(record) is Finding.FOREIGN
     assert reason(await registry.register(record)) == "HostnameTaken"
-    assert await remove(registry, record) is Change.SKIPPED
+    assert await remove(registry, record) is Outcome.SKIPPED
     assert zone.rows() == before
 
 
@@ -530,14 +531,14 @@ async def test_other_types_beside_our_address_stay(registry: PowerDnsRegistry, z
     await registry.register(record)
     zone.put(record.hostname, "MX", "10 mail.example.net.")
     beside = (record.hostname, "MX", 60, "10 mail.example.net.", False)
-    assert await registry.register(replace(record, generation=4)) == Registration(Change.CONFIGURED)
+    assert await registry.register(replace(record, generation=4)) == Registration(Outcome.CONFIGURED)
     assert beside in zone.rows()
     before = zone.rows()
     with pytest.raises(InvalidError, match="Conflicts") as refused:
         await registry.register(replace(record, generation=5, address="lb.example.net"))
     assert refused.value.reason == "RecordRefused"
     assert zone.rows() == before
-    assert await remove(registry, record) is Change.DELETED
+    assert await remove(registry, record) is Outcome.DELETED
     assert zone.rows() == before - pair(replace(record, generation=4))
 
 
@@ -546,8 +547,8 @@ async def test_comments_of_others_do_not_count(registry: PowerDnsRegistry, zone:
     comment = {"content": "by hand", "account": "admin"}
     change = {"name": f"mail.{zone.name}.", "type": "A", "changetype": "REPLACE", "comments": [comment]}
     zone.server.api("PATCH", f"/zones/{zone.name}.", {"rrsets": [change]})
-    assert await registry.register(a_record(zone)) == Registration(Change.CREATED)
-    assert await registry.register(a_record(zone)) == Registration(Change.UNCHANGED)
+    assert await registry.register(a_record(zone)) == Registration(Outcome.CREATED)
+    assert await registry.register(a_record(zone)) == Registration(Outcome.UNCHANGED)
 
 
 # Faults
@@ -629,7 +630,7 @@ async def test_a_change_that_arrives_late_still_finds_the_name_taken(
             await hasty.register(a_record(zone))
     theirs = a_record(zone, uid="theirs")
     async with operator("other", powerdns_url=zone.server.url) as other:
-        assert await other.register(theirs) == Registration(Change.CREATED)
+        assert await other.register(theirs) == Registration(Outcome.CREATED)
     await anyio.sleep(0.7)
     assert zone.rows() == strangers | pair(theirs, operator="other")
     assert reason(await registry.register(a_record(zone))) == "HostnameTaken"
@@ -647,7 +648,7 @@ async def test_a_server_that_is_down_is_waited_for(operator: Operator, zone: Zon
                     await step
         finally:
             powerdns.start()
-        assert await delete(registry, zone) is Change.DELETED
+        assert await delete(registry, zone) is Outcome.DELETED
     assert zone.rows() == strangers
 
 
@@ -666,7 +667,7 @@ async def test_a_renewed_key_is_read_when_the_old_one_is_refused(
         assert zone.rows() == before
         file.write_text(powerdns.api_key)
         with proxy.counted() as requests:
-            assert await registry.register(a_record(zone)) == Registration(Change.CREATED)
+            assert await registry.register(a_record(zone)) == Registration(Outcome.CREATED)
         assert requests.count("GET") == 5  # the first one twice
 
 
@@ -686,7 +687,7 @@ async def test_one_bad_name_does_not_block_another(registry: PowerDnsRegistry, z
     strangers = zone.rows()
     with pytest.raises(TerminalError):
         await registry.register(bad)
-    assert await registry.register(good) == Registration(Change.CREATED)
+    assert await registry.register(good) == Registration(Outcome.CREATED)
     assert zone.rows() == strangers | pair(good)
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pytest_httpx import HTTPXMock
 
+from operator_app.apply import Outcome
 from operator_app.errors import (
     ConfigurationError,
     ForbiddenError,
@@ -29,7 +30,7 @@ from operator_app.errors import (
     UndecodableError,
 )
 from operator_app.kinds import Key, Object
-from operator_app.registration import Change, Entry, Finding, Record, Registration
+from operator_app.registration import Entry, Finding, Record, Registration
 from operator_app.registration.dns import (
     MAX_HOSTNAME_LENGTH,
     Address,
@@ -122,7 +123,7 @@ async def test_a_claim_is_one_change_with_its_own_precondition(
     nothing_parked(httpx_mock)
     httpx_mock.add_response(method="PATCH", url=ZONE, status_code=204)
     looks(httpx_mock, ADDRESS, OWNERSHIP)
-    assert await registry.register(RECORD) == Registration(Change.CREATED)
+    assert await registry.register(RECORD) == Registration(Outcome.CREATED)
     assert sent(httpx_mock) == ["GET", "GET", "GET", "PATCH", "GET", "GET"]
     [patch] = httpx_mock.get_requests(method="PATCH")
     assert edits_of(patch) == [
@@ -147,7 +148,7 @@ async def test_no_change_replaces_the_same_records_twice(registry: PowerDnsRegis
     nothing_parked(httpx_mock)
     httpx_mock.add_response(method="PATCH", url=ZONE, status_code=204)
     looks(httpx_mock, a_set("shop.example.com", "CNAME", "lb.example.net."), OWNERSHIP)
-    assert await registry.register(replace(RECORD, address="lb.example.net")) == Registration(Change.CREATED)
+    assert await registry.register(replace(RECORD, address="lb.example.net")) == Registration(Outcome.CREATED)
     [patch] = httpx_mock.get_requests(method="PATCH")
     edits = [edit.rsplit(" ", 2)[0] if edit.startswith("REPLACE") else edit for edit in edits_of(patch)]
     assert len(edits) == len(set(edits))
@@ -160,7 +161,7 @@ async def test_a_correction_removes_before_it_writes(registry: PowerDnsRegistry,
     looks(httpx_mock, a_set("shop.example.com", "CNAME", "old.example.net."), OWNERSHIP)
     httpx_mock.add_response(method="PATCH", url=ZONE, status_code=204)
     looks(httpx_mock, ADDRESS, OWNERSHIP)
-    assert await registry.register(RECORD) == Registration(Change.CONFIGURED)
+    assert await registry.register(RECORD) == Registration(Outcome.CONFIGURED)
     [patch] = httpx_mock.get_requests(method="PATCH")
     assert edits_of(patch) == [
         "DELETE shop.example.com. AAAA",
@@ -176,7 +177,7 @@ async def test_a_removal_ends_with_the_ownership(registry: PowerDnsRegistry, htt
     looks(httpx_mock, ADDRESS, OWNERSHIP)
     httpx_mock.add_response(method="PATCH", url=ZONE, status_code=204)
     looks(httpx_mock)
-    assert await registry.deregister("u1", "shop.example.com") is Change.DELETED
+    assert await registry.deregister("u1", "shop.example.com") is Outcome.DELETED
     [patch] = httpx_mock.get_requests(method="PATCH")
     assert edits_of(patch) == [
         "DELETE shop.example.com. A",
@@ -193,7 +194,7 @@ async def test_what_holds_is_only_read(registry: PowerDnsRegistry, httpx_mock: H
     noise = [a_set("other.example.com", "A", "192.0.2.1"), {**a_set("shop.example.com", "AAAA"), "comments": [{}]}]
     for wanted in (beside, OWNERSHIP):
         httpx_mock.add_response(json={"rrsets": [*noise, wanted]})
-    assert await registry.register(RECORD) == Registration(Change.UNCHANGED)
+    assert await registry.register(RECORD) == Registration(Outcome.UNCHANGED)
     assert sent(httpx_mock) == ["GET", "GET"]
 
 
