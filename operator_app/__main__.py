@@ -175,8 +175,6 @@ def _run(parsed: argparse.Namespace) -> int:
         anyio.run(app.run, settings)
     except ConfigurationError as error:
         return _complain(str(error), code=2)
-    except OSError as error:
-        return _complain(f"can't serve on port {settings.http_port}: {error.strerror}; choose another --http-port")
     return 0
 
 

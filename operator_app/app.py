@@ -109,7 +109,7 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
     """Run the operator until SIGTERM or SIGINT. ``connect`` is the seam for faults and measurements.
 
     Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration or registry,
-    and ``OSError`` when the HTTP port is taken.
+    or when the HTTP port is taken.
     """
     metrics, health, pressure = Metrics(), Health(), Pressure()
     replica = settings.replica_name or _replica_name(settings)
@@ -215,7 +215,6 @@ class Operator:
             workers=settings.workers,
             rand=random.random,
         )
-        self._is_stopping = False
         self._tasks = anyio.create_task_group()
         self._keeper = ShardKeeper(
             cluster,
@@ -303,7 +302,6 @@ class Operator:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 log.info("stopping", signal=signal.Signals(number).name)
-                self._is_stopping = True
                 self._health.is_ready = False
                 self._keeper.leave()
                 self._is_able.set()
@@ -404,7 +402,7 @@ class Operator:
                 for shard in self._keeper.held:
                     self._tasks.start_soon(self._fill, shard)
                 log.info("synced", namespace=namespace, proxies=len(known))
-        if self._begun and self._keeper.is_synced and not self._is_stopping:
+        if self._begun and self._keeper.is_synced and not self._dispatcher.is_stopping:
             self._health.is_ready = True
             self._is_able.set()
 

@@ -48,7 +48,7 @@ class Dispatcher:
         self._metrics = metrics
         self._workers = workers
         self._news = anyio.Event()
-        self._is_stopping = False
+        self.is_stopping = False
 
     def __len__(self) -> int:
         """How many keys are ready, delayed or in flight."""
@@ -69,7 +69,7 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Begin no further round."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._news.set()
 
     async def run(self, *, grace_s: float) -> None:
@@ -90,7 +90,7 @@ class Dispatcher:
 
     async def _next(self) -> Key | None:
         """The next key, once there is one; ``None`` when there is none to be begun any more."""
-        while not self._is_stopping:
+        while not self.is_stopping:
             key = self._queue.take(time.monotonic())
             if key is not None:
                 return key

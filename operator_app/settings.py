@@ -132,6 +132,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _backoff_is_ordered(self) -> Self:
         if self.backoff_base_s > self.backoff_cap_s:
-            message = f"backoff_base_s ({self.backoff_base_s:g}) must not exceed backoff_cap_s ({self.backoff_cap_s:g})"
+            message = (
+                f"--backoff-base-s ({self.backoff_base_s:g}) must not exceed --backoff-cap-s ({self.backoff_cap_s:g})"
+            )
             raise ValueError(message)
         return self

@@ -18,6 +18,8 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import make_wsgi_app
 
+from operator_app.errors import ConfigurationError
+
 LOOP_STUCK_AFTER_S: Final = 30.0
 """``/healthz`` fails when the event loop has not come around for this long."""
 
@@ -222,7 +224,7 @@ class _QuietHandler(WSGIRequestHandler):
 def serving(port: int, metrics: Metrics, health: Health) -> Generator[int]:
     """Serve ``/healthz``, ``/readyz`` and ``/metrics`` on all addresses while the context lasts. Yields the port.
 
-    Raises ``OSError`` when the port is taken.
+    Raises ``ConfigurationError`` when the port can't be had.
     """
     expose = make_wsgi_app(metrics.registry)
 
@@ -236,7 +238,11 @@ def serving(port: int, metrics: Metrics, health: Health) -> Generator[int]:
             return _plain(start_response, "404 Not Found")
         return _plain(start_response, "200 OK" if verdicts[path]() else "503 Service Unavailable")
 
-    server = make_server("", port, answer, server_class=_Server, handler_class=_QuietHandler)
+    try:
+        server = make_server("", port, answer, server_class=_Server, handler_class=_QuietHandler)
+    except OSError as error:
+        message = f"can't serve on port {port}: {error.strerror}; choose another --http-port"
+        raise ConfigurationError(message) from error
     thread = threading.Thread(target=server.serve_forever, name="http", daemon=True)
     thread.start()
     try:

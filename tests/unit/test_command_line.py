@@ -113,7 +113,7 @@ def test_every_setting_has_a_flag_and_help_that_names_its_variable(capsys: pytes
             {},
             "OPERATOR_APP_NAMESPACES (--namespaces): 'A' can't be a namespace; write DNS labels",
         ),
-        (["--backoff-base-s", "90"], {}, "backoff_base_s (90) must not exceed backoff_cap_s (60)"),
+        (["--backoff-base-s", "90"], {}, "--backoff-base-s (90) must not exceed --backoff-cap-s (60)"),
     ],
     ids=str,
 )

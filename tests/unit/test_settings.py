@@ -87,7 +87,7 @@ def test_bad_values_are_refused(name: str, value: str) -> None:
 
 def test_a_backoff_that_shrinks_is_refused() -> None:
     """Two values that contradict each other are named, with both values."""
-    with pytest.raises(ValidationError, match=r"backoff_base_s \(90\) must not exceed backoff_cap_s \(60\)"):
+    with pytest.raises(ValidationError, match=r"--backoff-base-s \(90\) must not exceed --backoff-cap-s \(60\)"):
         given("backoff_base_s", "90")
 
 

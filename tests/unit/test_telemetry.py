@@ -11,6 +11,7 @@ from http.client import HTTPConnection
 import pytest
 import structlog
 
+from operator_app.errors import ConfigurationError
 from operator_app.telemetry import (
     LOOP_STUCK_AFTER_S,
     OTHER_TENANTS,
@@ -96,7 +97,7 @@ def test_a_taken_port_is_an_error() -> None:
     """And not a second listener beside the first."""
     with (
         serving(0, Metrics(), Health()) as port,
-        pytest.raises(OSError, match="in use"),
+        pytest.raises(ConfigurationError, match="in use; choose another --http-port"),
         serving(port, Metrics(), Health()),
     ):
         pass
