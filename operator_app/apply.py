@@ -17,8 +17,8 @@ Guarantees
   UID and the resourceVersion that were examined: 409 when that object has gone or moved on.
 * *Only what is ours is forced.* ``force`` is used for objects whose controller is this very EnvoyProxy, by UID.
 * *No hot loop.* An apply that the API server refuses, or after which the same differences remain, is counted, logged
-  once, and not sent again until the declaration or the object changes. Fields that a rival keeps taking are taken back
-  at once a few times and then ever more slowly (``breaker``).
+  once, and not sent again until the declaration or the object changes. What a rival keeps taking, a field or the whole
+  object, is taken back at once a few times and then ever more slowly (``breaker``).
 * *No write without a reason.* Each result says which fields were written and who had them (``reasons``).
 
 What does not belong here: what the objects contain (``desired``), and when to try again (``workqueue``).
@@ -37,7 +37,7 @@ from operator_app.deltas import Deleted
 from operator_app.errors import ConflictError, InvalidError
 from operator_app.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
 from operator_app.obstacles import clearance, is_shadowed, without_shadows
-from operator_app.ownership import Difference, Drift, differences
+from operator_app.ownership import Difference, Drift, Path, differences
 from operator_app.reasons import Reason, reasons
 from operator_app.store import Store
 
@@ -51,11 +51,15 @@ before anything else and ignores it where there is none (``tests/e2e/test_cluste
 """
 
 
+WHOLE_OBJECT: Final[Path] = ("",)
+"""Stands for all of an object that somebody has deleted, where otherwise there is the path of a field."""
+
 NAME_CONFLICT: Final = "NameConflict"
 """The reason of a problem with an object that is somebody else's."""
 
 CONTENDED: Final = "Contended"
-"""The reason of a problem with an object of ours in which a rival keeps taking fields; all others hold."""
+"""The reason of a problem with an object of ours that a rival keeps deleting, or in which one keeps taking fields while
+all others hold."""
 
 
 class Standing(StrEnum):
@@ -104,11 +108,13 @@ class Claim:
 
     ``standing`` looks at a live object; ``precondition`` gives the metadata that makes an apply fail on anything but
     what was looked at. ``retry_precondition`` is that of a second try, which directly follows a live read.
+    ``was_verified`` means that everything was there before, so that a create takes back what somebody has deleted.
     """
 
     standing: Callable[[Object], Standing]
     precondition: Callable[[Object], Mapping[str, str]]
     retry_precondition: Callable[[Object], Mapping[str, str]]
+    was_verified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,7 @@ class Result:
     again_after_s: float | None = None
 
 
-def child_of(proxy: Object) -> Claim:
+def child_of(proxy: Object, *, was_verified: bool = False) -> Claim:
     """The claim of ``proxy`` on its children: a controller reference with *this* proxy's UID, and nothing less."""
     uid, name = proxy["metadata"]["uid"], proxy["metadata"]["name"]
 
@@ -165,7 +171,7 @@ def child_of(proxy: Object) -> Claim:
 
     # A Deployment's controller writes its status all the time: a second try that pinned the version, too, would lose
     # to it again and again. The moment between the live read and the write is what it leaves open, to ourselves alone.
-    return Claim(standing, exactly, same_object)
+    return Claim(standing, exactly, same_object, was_verified)
 
 
 def same_object(live: Object) -> dict[str, str]:
@@ -264,11 +270,7 @@ class Applier:
                 self._vain.pop((plan.kind, plan.key), None)
                 if is_shadowed(live):
                     live = await self._cast_off_shadows(plan.kind, live)
-                contention = self._breaker.contention(live["metadata"]["uid"], now_mono=self._mono())
-                again_after_s = contention.forgotten_in_s if contention else None
-                return Result(
-                    plan.kind, plan.key, Outcome.UNCHANGED, live, contention=contention, again_after_s=again_after_s
-                )
+                return self._with_contention(plan, Result(plan.kind, plan.key, Outcome.UNCHANGED, live))
             case _:
                 return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, problem=plan.problem)
 
@@ -276,9 +278,12 @@ class Applier:
         vain = self._vain.get((plan.kind, plan.key))
         if vain is not None and vain.is_same(plan):
             return skipped(plan, vain.problem)
+        pause_s = self._breaker.pause_s(_subject(plan), _taken_back(plan, claim), now_mono=self._mono())
+        if pause_s > 0:
+            return self._paused(plan, pause_s)
         try:
             if plan.live is None:
-                return await self._create(plan)
+                return await self._create(plan, claim)
             return await self._repair(plan, plan.live, claim)
         except InvalidError as error:
             problem = _refused(error)
@@ -299,12 +304,25 @@ class Applier:
             self._store.take(Deleted(kind, live))
         return was_there
 
-    async def _create(self, plan: Plan) -> Result:
+    def _paused(self, plan: Plan, pause_s: float) -> Result:
+        contention = self._breaker.contention(_subject(plan), now_mono=self._mono())
+        result = skipped(plan, Problem(CONTENDED, _contended(plan, contention)))
+        return replace(result, contention=contention, again_after_s=pause_s)
+
+    def _with_contention(self, plan: Plan, result: Result) -> Result:
+        """The result with the fights over its object, and another look when the first of them is forgotten."""
+        contention = self._breaker.contention(_subject(plan), now_mono=self._mono())
+        return replace(result, contention=contention, again_after_s=contention.forgotten_in_s if contention else None)
+
+    async def _create(self, plan: Plan, claim: Claim) -> Result:
         body = _with_metadata(plan.desired, {"resourceVersion": IMPOSSIBLE_VERSION})
         applied = await self._cluster.apply(plan.kind, body, force=False)
         if not applied.created:
             await self._undo_merge(plan.kind, applied.object)
-        return self._verified(plan, applied.object, Outcome.CREATED)
+        result = self._verified(plan, applied.object, Outcome.CREATED)
+        taken = [Taken(path, "the whole object", wanted, ()) for path, wanted in _taken_back(plan, claim).items()]
+        self._breaker.repaired(_subject(plan), taken, now_mono=self._mono())
+        return self._with_contention(plan, result)
 
     async def _undo_merge(self, kind: Kind, merged: Object) -> None:
         """Leave an object that was there after all exactly as it was.
@@ -318,13 +336,6 @@ class Applier:
         raise ConflictError(message, kind=kind, key=key_of(merged))
 
     async def _repair(self, plan: Plan, live: Object, claim: Claim) -> Result:
-        uid = live["metadata"]["uid"]
-        contended = {each.path: as_text(each.desired) for each in plan.differences}
-        pause_s = self._breaker.pause_s(uid, contended, now_mono=self._mono())
-        if pause_s > 0:
-            contention = self._breaker.contention(uid, now_mono=self._mono())
-            result = skipped(plan, Problem(CONTENDED, _contended(plan, contention)))
-            return replace(result, contention=contention, again_after_s=pause_s)
         body = _with_metadata(plan.desired, claim.precondition(live))
         try:
             applied = await self._cluster.apply(plan.kind, body, force=True)
@@ -337,18 +348,16 @@ class Applier:
         is_same = applied.object["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]
         result = self._verified(plan, applied.object, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         taken = [
-            Taken(each.path, why.field, contended[each.path], why.managers)
+            Taken(each.path, why.field, as_text(each.desired), why.managers)
             for each, why in zip(plan.differences, result.reasons, strict=True)
             if each.drift is Drift.TAKEN
         ]
         given_up = [each.path for each in plan.differences if each.drift is Drift.UNWANTED]
-        self._breaker.repaired(uid, taken, given_up=given_up, now_mono=self._mono())
-        contention = self._breaker.contention(uid, now_mono=self._mono())
+        self._breaker.repaired(_subject(plan), taken, given_up=given_up, now_mono=self._mono())
         stored = applied.object
         if is_shadowed(stored):
             stored = await self._cast_off_shadows(plan.kind, stored)
-        again_after_s = contention.forgotten_in_s if contention else None
-        return replace(result, live=stored, contention=contention, again_after_s=again_after_s)
+        return self._with_contention(plan, replace(result, live=stored))
 
     async def _clear(self, plan: Plan, live: Object, error: InvalidError) -> Object:
         """``live`` without the foreign parts for which a repair was refused; raises ``error`` if there are none."""
@@ -417,6 +426,19 @@ def skipped(plan: Plan, problem: Problem) -> Result:
     """The result of a plan that is not carried out because of ``problem``."""
     why = reasons(plan.kind, plan.differences, plan.live)
     return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, why, problem)
+
+
+def _subject(plan: Plan) -> str:
+    """What the breaker knows an object by: its name in this life of its owner, so that a re-created one is the same."""
+    owners = plan.desired["metadata"].get("ownerReferences", ())
+    return " ".join((plan.kind.kind, str(plan.key), *(each["uid"] for each in owners)))
+
+
+def _taken_back(plan: Plan, claim: Claim) -> dict[Path, str]:
+    """What a write of ``plan`` restores, by path, as text."""
+    if plan.live is None:
+        return {WHOLE_OBJECT: ""} if claim.was_verified else {}
+    return {each.path: as_text(each.desired) for each in plan.differences}
 
 
 def _uid(obj: Object | None) -> str | None:

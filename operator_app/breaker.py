@@ -2,8 +2,9 @@
 
 Forcing a field back the moment it is taken is right the first few times, and a write at full speed for ever when the
 other writer does the same (a second controller, a policy engine, a cron job). The breaker counts, for every field of an
-object, how often it had to be taken back in a row. Past a threshold it opens for that field: further repairs wait,
-longer each time. Everything else goes on: another field, another value, another object are never held up.
+object, how often it had to be taken back in a row; an object that was deleted counts as one more field of itself. Past a
+threshold it opens for that field: further repairs wait, longer each time. Everything else goes on: another field,
+another value, another object are never held up.
 
 Guarantees
     - The repair of a field that is the k-th past the threshold (the threshold itself is number 0) is followed by a
@@ -82,16 +83,16 @@ _FEW: Final = 64
 
 
 class Breaker:
-    """One memory of fights for all objects, by UID and path."""
+    """One memory of fights for all objects, by whatever names an object for good, and by path."""
 
     def __init__(self, times: BreakerTimes) -> None:
         self._times = times
         self._fights: dict[str, dict[Path, _Fight]] = {}
         self._purge_above = _FEW
 
-    def pause_s(self, uid: str, wanted: Mapping[Path, str], *, now_mono: float) -> float:
+    def pause_s(self, subject: str, wanted: Mapping[Path, str], *, now_mono: float) -> float:
         """How long a repair of just these fields, to these values as text, has to wait; 0 means: go ahead."""
-        fights = self._current(uid, now_mono)
+        fights = self._current(subject, now_mono)
         pauses_s = []
         for path, value in wanted.items():
             fight = fights.get(path)
@@ -100,7 +101,7 @@ class Breaker:
             pauses_s.append(max(0.0, fight.last_mono + fight.pause_s - now_mono))
         return min(pauses_s, default=0.0)
 
-    def repaired(self, uid: str, taken: Iterable[Taken], *, given_up: Iterable[Path] = (), now_mono: float) -> None:
+    def repaired(self, subject: str, taken: Iterable[Taken], *, given_up: Iterable[Path] = (), now_mono: float) -> None:
         """Remember that these fields were taken back, and that we do not want the ones that are ``given_up`` any more.
 
         Costs amortised O(1) in the number of objects.
@@ -108,21 +109,21 @@ class Breaker:
         unwanted = tuple(given_up)
         earlier = {
             path: fight
-            for path, fight in self._current(uid, now_mono).items()
+            for path, fight in self._current(subject, now_mono).items()
             if not any(_is_within(path, other) or _is_within(other, path) for other in unwanted)
         }
         fights = earlier | {each.path: self._next(earlier.get(each.path), each, now_mono) for each in taken}
         if fights:
-            self._fights[uid] = fights
+            self._fights[subject] = fights
         else:
-            self._fights.pop(uid, None)
+            self._fights.pop(subject, None)
         if len(self._fights) > self._purge_above:
             self._fights = {each: left for each in self._fights if (left := self._current(each, now_mono))}
             self._purge_above = max(_FEW, 2 * len(self._fights))
 
-    def contention(self, uid: str, *, now_mono: float) -> Contention | None:
+    def contention(self, subject: str, *, now_mono: float) -> Contention | None:
         """The fights over an object that have gone past the threshold and are not forgotten."""
-        fights = [each for each in self._current(uid, now_mono).values() if each.streak >= self._times.threshold]
+        fights = [each for each in self._current(subject, now_mono).values() if each.streak >= self._times.threshold]
         if not fights:
             return None
         return Contention(
@@ -146,8 +147,8 @@ class Breaker:
             memory_s=max(self._times.window_s, 2 * pause_s),
         )
 
-    def _current(self, uid: str, now_mono: float) -> dict[Path, _Fight]:
-        fights = self._fights.get(uid, {})
+    def _current(self, subject: str, now_mono: float) -> dict[Path, _Fight]:
+        fights = self._fights.get(subject, {})
         return {path: fight for path, fight in fights.items() if not fight.is_over(now_mono)}
 
 

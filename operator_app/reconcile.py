@@ -32,7 +32,7 @@ from operator_app.parting import Parting
 from operator_app.registration import Port, Record, Registration
 from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN
 from operator_app.registration.registrar import Registrar
-from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, next_status
+from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, is_verified, next_status
 from operator_app.store import Store
 from operator_app.verdict import Verdict
 
@@ -111,6 +111,7 @@ class Reconciler:
             proxy = self._store.get(ENVOY_PROXY, key)
             left = await self._parting.bury_former_lives(key, proxy)
             if proxy is None:
+                self._statuses.forget(key)
                 return Verdict(failure=left)
             if "deletionTimestamp" in proxy["metadata"]:
                 verdict = await self._parting.part_with(proxy)
@@ -132,7 +133,7 @@ class Reconciler:
             return await self._refuse(proxy, Problem("InvalidSpec", _sentence(error), is_terminal=True))
         except TerminalError as error:
             return await self._refuse(proxy, Problem(error.reason, error.message, is_terminal=True))
-        claim = child_of(proxy)
+        claim = child_of(proxy, was_verified=is_verified(proxy))
         if not spec.paused:
             proxy = await self._finalizer.hold(proxy)
         results, trouble = await self._bring_up(proxy, desired, claim, is_paused=spec.paused)
@@ -284,7 +285,8 @@ def _missing_foundation(kind: Kind, results: Mapping[Kind, Result]) -> Problem |
 
 def _is_broken(result: Result) -> bool:
     """Whether other steps can't build on it. A contended object is ours and held what is declared, again and again."""
-    return result.problem is not None and result.problem.reason != CONTENDED
+    is_contended = result.problem is not None and result.problem.reason == CONTENDED and result.live is not None
+    return result.problem is not None and not is_contended
 
 
 def _unregistered(problem: Problem) -> Registration:

@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = Field("json", description="json: one object a line; console: for people")
     workers: int = Field(16, ge=1, le=1000, description="rounds running at the same time")
     in_flight_per_tenant: int = Field(1, ge=1, le=1000, description="rounds of one tenant running at the same time")
-    max_connections: int = Field(32, ge=1, le=1000, description="connections to the API server beside watches")
+    max_connections: int = Field(64, ge=1, le=1000, description="connections to the API server beside watches")
     request_timeout_s: Seconds = Field(10, description="bound on each API request")
     watch_timeout_s: Seconds = Field(300, description="after this, up to twice this, a watch is renewed")
     watch_idle_timeout_s: Seconds = Field(150, description="a watch silent for this long is taken for dead")

@@ -23,7 +23,7 @@ from typing import Final
 from operator_app.apply import Outcome, Problem, Result
 from operator_app.cluster import Cluster
 from operator_app.desired import selector_labels
-from operator_app.kinds import DEPLOYMENT, ENVOY_PROXY, Kind, Object
+from operator_app.kinds import DEPLOYMENT, ENVOY_PROXY, Key, Kind, Object, key_of
 from operator_app.ownership import Difference, differences
 from operator_app.store import Store
 
@@ -283,30 +283,34 @@ class StatusWriter:
         self._on_write = on_write
         self._mono = mono
         self._settle_s = settle_s
-        self._due_mono: dict[str, float] = {}
+        self._due_mono: dict[Key, float] = {}
 
     async def write(self, proxy: Object, status: Object) -> float | None:
         """Bring the stored status of ``proxy`` to ``status``. Returns in how many seconds to look again, if at all.
 
         Raises ``ConflictError`` when the proxy is not at the observed version any more: observe anew.
         """
-        uid = proxy["metadata"]["uid"]
+        key = key_of(proxy)
         metadata = {name: proxy["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         desired = {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": metadata, "status": status}
         news = differences(desired, proxy, subresource="status")
         if not news:
-            self._due_mono.pop(uid, None)
+            self._due_mono.pop(key, None)
             return None
         if _is_counting(news):
-            due = self._due_mono.setdefault(uid, self._mono() + self._settle_s)
+            due = self._due_mono.setdefault(key, self._mono() + self._settle_s)
             if due > self._mono():
                 return due - self._mono()
-        self._due_mono.pop(uid, None)
+        self._due_mono.pop(key, None)
         applied = await self._cluster.apply(ENVOY_PROXY, desired, force=True, subresource="status")
         is_same = applied.object["metadata"]["resourceVersion"] == metadata["resourceVersion"]
         self._on_write(ENVOY_PROXY, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         self._store.learn(ENVOY_PROXY, applied.object)
         return None
+
+    def forget(self, key: Key) -> None:
+        """There is no proxy of this name any more."""
+        self._due_mono.pop(key, None)
 
 
 def _is_counting(news: tuple[Difference, ...]) -> bool:

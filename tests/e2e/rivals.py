@@ -17,12 +17,12 @@ PERIOD_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What a rival wants of an object: ``has`` tells whether it has it, ``patch`` takes it."""
+    """What a rival wants of an object: ``has`` tells whether it has it, ``patch`` takes it (``None``: deletes it)."""
 
     kind: Kind
     key: Key
     has: Callable[[Object], bool]
-    patch: Object | Sequence[Object]
+    patch: Object | Sequence[Object] | None
 
 
 class Rival:
@@ -62,7 +62,10 @@ class Rival:
             return
         patch_type: PatchType = "merge" if isinstance(want.patch, dict) else "json"
         try:
-            self._admin.patch(want.kind, want.key, want.patch, patch_type=patch_type, field_manager=self._manager)
+            if want.patch is None:
+                self._admin.delete(want.kind, want.key)
+            else:
+                self._admin.patch(want.kind, want.key, want.patch, patch_type=patch_type, field_manager=self._manager)
         except KubeError as error:
             if error.code not in {404, 409, 422}:
                 raise

@@ -206,6 +206,32 @@ def test_a_rival_is_met_ever_more_slowly_and_the_peace_is_noticed(
     assert condition(healed, "Stalled") == {}
 
 
+@pytest.mark.parametrize("kind", [CONFIG_MAP, SERVICE], ids=str)
+def test_a_rival_that_deletes_a_whole_child_is_met_ever_more_slowly_too(
+    admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess, kind: Kind
+) -> None:
+    """A few quick answers, then rare ones and a condition; the other children stay, and peace brings the child back."""
+    operator.start(*BREAKER)
+    converged(admin, key)
+    child = child_key(key)
+    others = {each: admin.get(each, child)["metadata"]["uid"] for each in CHILD_KINDS if each != kind}
+    mark = audit.mark()
+    with rivalry(admin, Want(kind, child, lambda _: False, None)):
+        seen = wait_contended(admin, key)
+        time.sleep(6)
+    writes = writes_to(audit, kind, child, mark)
+    recovered = admin.wait_until(
+        ENVOY_PROXY, key, lambda live: holds("Reconciled")(live) and not condition(live, "Contended"), 6 * CAP_S
+    )
+
+    assert THRESHOLD <= len(writes) <= THRESHOLD + 4, [str(each) for each in writes]
+    assert_slowed_down(writes)
+    assert condition(seen, "Contended")["message"] == f"another writer keeps taking the whole object of the {kind}"
+    assert condition(recovered, "Stalled") == {}
+    assert drift_of(admin, key) == {}
+    assert {each: admin.get(each, child)["metadata"]["uid"] for each in others} == others
+
+
 def test_a_declaration_is_carried_out_at_once_in_the_middle_of_a_fight(
     admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from operator_app.apply import IMPOSSIBLE_VERSION, Action, Outcome, Plan, Standing, child_of, plan
+from operator_app.apply import IMPOSSIBLE_VERSION, Action, Claim, Outcome, Plan, Result, Standing, child_of, plan
 from operator_app.errors import ConflictError, TransientError
 from operator_app.kinds import CONFIG_MAP, Key, Object
 from tests.unit.field_sets import entry, stored
@@ -373,6 +373,30 @@ async def test_a_field_that_is_taken_again_and_again_is_taken_back_ever_more_slo
         assert 0 < waiting.again_after_s <= 300
         own.clock.mono += waiting.again_after_s
         assert (await fight()).outcome is Outcome.CONFIGURED
+
+
+async def test_a_child_that_is_deleted_again_and_again_is_made_again_ever_more_slowly(tmp_path: Path) -> None:
+    """The fourth time waits and says so; who has never been complete is not held up, nor is another proxy's life."""
+    restores = child_of({"metadata": {"uid": "proxy-uid", "name": "checkout"}}, was_verified=True)
+    api = ScriptedApi(*[("apply ConfigMap", created())] * 6)
+    async with rooms(api, tmp_path) as own:
+
+        async def restore(claim: Claim = restores, **owner: str) -> Result:
+            return await own.applier.carry_out(plan(CONFIG_MAP, wanted(**owner), None, claim), claim)
+
+        first = [await restore() for _ in range(3)]
+        assert [each.outcome for each in first] == [Outcome.CREATED] * 3
+        assert [each.contention is not None for each in first] == [False, False, True]
+        waiting = await restore()
+        assert waiting.outcome is Outcome.SKIPPED
+        assert waiting.problem is not None
+        assert waiting.problem.reason == "Contended"
+        assert "another writer keeps taking the whole object" in waiting.problem.message
+        assert waiting.again_after_s is not None
+        assert (await restore(CLAIM)).outcome is Outcome.CREATED
+        assert (await restore(uid="next-life")).outcome is Outcome.CREATED
+        own.clock.mono += waiting.again_after_s
+        assert (await restore()).outcome is Outcome.CREATED
 
 
 # --- deleting ------------------------------------------------------------------------------------------------------

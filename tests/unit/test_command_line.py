@@ -182,12 +182,12 @@ def test_a_bad_kubeconfig_is_one_sentence(capsys: pytest.CaptureFixture[str], tm
 
 
 def test_a_taken_port_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """It names the port and the flag, and the exit code is 1: the same command may work later."""
+    """It names the port and the flag, and the exit code is that of every setting that can't work."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main(["--kubeconfig", kubeconfig(tmp_path), "--http-port", str(port)]) == 1
+        assert main(["--kubeconfig", kubeconfig(tmp_path), "--http-port", str(port)]) == 2
     sentence = complaint(capsys)
     assert f"port {port}" in sentence
     assert "--http-port" in sentence
