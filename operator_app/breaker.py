@@ -2,8 +2,8 @@
 
 Forcing a field back the moment it is taken is right the first few times, and a write at full speed for ever when the
 other writer does the same (a second controller, a policy engine, a cron job). The breaker counts, for every field of an
-object, how often it had to be taken back in a row; an object that was deleted counts as one more field of itself. Past a
-threshold it opens for that field: further repairs wait, longer each time. Everything else goes on: another field,
+object, how often it had to be taken back in a row; an object that was deleted counts as one more field of itself. Past
+a threshold it opens for that field: further repairs wait, longer each time. Everything else goes on: another field,
 another value, another object are never held up.
 
 Guarantees

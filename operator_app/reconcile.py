@@ -22,7 +22,7 @@ from operator_app.api import EnvoyProxySpec, ServiceType, parse_spec
 from operator_app.apply import CONTENDED, Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
 from operator_app.cluster import Cluster
 from operator_app.deltas import Deleted
-from operator_app.desired import child_key, children
+from operator_app.desired import child_key, children, controller_uid
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
 from operator_app.events import Occurrence
 from operator_app.finalizer import Finalizer
@@ -40,6 +40,8 @@ log = structlog.get_logger(__name__)
 
 PERSISTENT_AFTER: Final = 3
 """From this many failed rounds on, a transient error is part of the truth and goes into the status."""
+
+_NOT_WHILE_PAUSED: Final = Problem("Paused", "spec.paused is set; the record waits")
 
 FORMER_LIFE_RETRY_S: Final = 60.0
 """A proxy that lives comes back after this to remove what is left of a former life of its name."""
@@ -149,7 +151,8 @@ class Reconciler:
         if trouble is not None and failures < PERSISTENT_AFTER:
             # One lost connection is no news about the proxy.
             return Verdict(failure=trouble)
-        told = await self._tell(Observation(proxy, results, registration.problem, address=_address(proxy, results)))
+        address = _address(proxy, _service(results).live)
+        told = await self._tell(Observation(proxy, results, registration.problem, address=address))
         wishes = [told.again_after_s, registration.again_after_s, *(each.again_after_s for each in results)]
         again_after_s = min((each for each in wishes if each is not None), default=None)
         return Verdict(again_after_s, trouble or _waiting(results, registration))
@@ -198,8 +201,12 @@ class Reconciler:
     async def _register(
         self, proxy: Object, spec: EnvoyProxySpec, results: tuple[Result, ...], *, is_sweep: bool
     ) -> Registration:
-        """Make the proxy known, once there is a Service to tell of. Raises what passes by itself."""
-        address = _address(proxy, results)
+        """Make the proxy known, once there is a Service to tell of. Raises what passes by itself.
+
+        While the Service is not as declared, what the outside has been told of it stands, and is looked at.
+        """
+        service = _service(results)
+        address = _address(proxy, service.live)
         if address is None:
             return _unregistered(Problem("NoAddress", "the Service has no address to register yet"))
         metadata, wish = proxy["metadata"], spec.registration
@@ -214,8 +221,9 @@ class Reconciler:
         )
         registry = wish.registry if wish else None
         try:
-            if spec.paused:
-                problem = await self._registrar.observe(record, registry, is_sweep=is_sweep)
+            hindrance = _NOT_WHILE_PAUSED if spec.paused else service.problem if _is_broken(service) else None
+            if hindrance is not None:
+                problem = await self._registrar.observe(record, registry, hindrance, is_sweep=is_sweep)
                 return Registration(Outcome.UNCHANGED, problem)
             registration = await self._registrar.register(record, registry, is_sweep=is_sweep)
         except TerminalError as error:
@@ -239,7 +247,9 @@ class Reconciler:
         children = tuple(
             Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=refusal) for kind in CHILD_KINDS
         )
-        return await self._tell(Observation(proxy, children, refusal=refusal))
+        return await self._tell(
+            Observation(proxy, children, refusal=refusal, address=_address(proxy, self._store.get(SERVICE, key)))
+        )
 
     async def _tell(self, observation: Observation) -> Verdict:
         status = next_status(observation, now=self._now())
@@ -308,15 +318,20 @@ def _coming_back(verdict: Verdict, left: OperatorError) -> Verdict:
     return replace(verdict, again_after_s=min(each for each in wishes if each is not None))
 
 
-def _address(proxy: Object, results: tuple[Result, ...]) -> str | None:
-    """Where the proxy is reached: what the load balancer gave, or the Service's name in the cluster."""
-    service = next((each for each in results if each.kind == SERVICE), None)
-    if service is None or service.live is None or _is_broken(service):
+def _service(results: tuple[Result, ...]) -> Result:
+    return next(each for each in results if each.kind == SERVICE)
+
+
+def _address(proxy: Object, service: Object | None) -> str | None:
+    """Where the proxy is reached by a Service of its own: what the load balancer gave, or its name in the cluster."""
+    if service is None or controller_uid(service) != proxy["metadata"]["uid"]:
         return None
-    if service.live["spec"].get("type") != ServiceType.LOAD_BALANCER:
-        key = child_key(key_of(proxy))
+    if "deletionTimestamp" in service["metadata"]:
+        return None
+    if service["spec"].get("type") != ServiceType.LOAD_BALANCER:
+        key = key_of(service)
         return f"{key.name}.{key.namespace}.svc"
-    given = service.live.get("status", {}).get("loadBalancer", {}).get("ingress", ())
+    given = service.get("status", {}).get("loadBalancer", {}).get("ingress", ())
     return next((each.get("hostname") or each.get("ip") for each in given), None)
 
 

@@ -89,22 +89,23 @@ class Registrar:
         published = await self._publish(noted.entry, record, name, is_sweep=is_sweep)
         return _first_problem(claim, published, noted.registration)
 
-    async def observe(self, record: Record, registry: str | None = None, *, is_sweep: bool = False) -> Problem | None:
-        """What keeps ``record`` from being registered exactly so; ``None``: nothing. Writes nothing."""
+    async def observe(
+        self, record: Record, registry: str | None, hindrance: Problem, *, is_sweep: bool = False
+    ) -> Problem | None:
+        """``None`` if ``record`` is registered exactly so, else the ``hindrance`` to make it so. Writes nothing."""
         name = registry or self._registries.default
         unknown = self._registries.unknown(name)
         if unknown is not None:
             return unknown
-        problem = Problem("Paused", "spec.paused is set; the record waits")
         if record.hostname is not None and not self._claims.holds(record.hostname, record.uid):
-            return problem
+            return hindrance
         entry = await self._ledger.holding(record, name)
         if entry is None:
-            return problem
+            return hindrance
         if entry.published is None:
             return None
         if not entry.is_confirmed or (is_sweep and await self._has_drifted(entry.published, record)):
-            return problem
+            return hindrance
         return None
 
     async def deregister(self, proxy: Key, uid: str) -> None:

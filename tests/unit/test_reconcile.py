@@ -57,6 +57,7 @@ from tests.unit.scripted_api import (
 pytestmark = pytest.mark.anyio
 
 KEY = Key("team-a", "checkout")
+ADDRESS = "checkout-envoy.team-a.svc"
 NOW = datetime(2026, 7, 2, tzinfo=UTC)
 Known = tuple[Kind, Object]
 
@@ -356,6 +357,26 @@ async def test_a_strangers_service_is_not_registered(tmp_path: Path) -> None:
     assert "address" not in api.body("apply EnvoyProxy/status")["status"]
 
 
+@pytest.mark.parametrize("has_record", [True, False])
+async def test_a_service_that_cannot_be_repaired_keeps_its_record_and_gets_no_other(
+    tmp_path: Path, *, has_record: bool
+) -> None:
+    """What the outside was told still leads to the proxy; what it was not told waits for the Service."""
+    proxy = held_proxy()
+    refused_service = child(SERVICE, proxy)
+    refused_service["spec"]["type"] = "NodePort"
+    known = [(kind, refused_service if kind == SERVICE else obj) for kind, obj in family(proxy)]
+    known = [each for each in known if has_record or each[0] != PROXY_REGISTRATION]
+    lookups = [] if has_record else [("get ProxyRegistration", NOT_FOUND)]
+    refusal = refused(422, "Invalid", "spec.type", message="not in this cluster")
+    api = ScriptedApi(("apply Service", refusal), *lookups, ("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *known) as own:
+        await own.reconciler.round(KEY)
+    assert condition(api, "Reconciled")["reason"] == "Invalid"
+    assert condition(api, "Registered")["status"] == str(has_record)
+    assert api.body("apply EnvoyProxy/status")["status"]["address"] == ADDRESS
+
+
 async def test_a_proxy_that_has_moved_on_is_read_again(tmp_path: Path) -> None:
     """A conflict over the proxy ends the round before anything is made for it, and refreshes what is known."""
     proxy = proxy_of_team()
@@ -378,11 +399,13 @@ async def test_a_declaration_that_cannot_be_acted_on_writes_nothing_but_the_stat
     """Not even the finalizer; the sentence names the field, and what runs is still counted."""
     proxy = proxy_of_team(spec)
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy), (DEPLOYMENT, rolled_out(held_proxy()))) as own:
+    known = [(kind, obj) for kind, obj in family(held_proxy()) if kind in (DEPLOYMENT, SERVICE)]
+    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy), *known) as own:
         assert await own.reconciler.round(KEY) == DONE
     assert condition(api, "Stalled")["reason"] == "InvalidSpec"
     assert words in condition(api, "Stalled")["message"]
     assert condition(api, "Available")["status"] == "True"
+    assert api.body("apply EnvoyProxy/status")["status"]["address"] == ADDRESS
 
 
 # --- paused --------------------------------------------------------------------------------------------------------
@@ -417,6 +440,8 @@ async def test_a_drift_of_a_paused_proxy_is_named_and_left(tmp_path: Path) -> No
     async with rounds(api, tmp_path, *known) as own:
         await own.reconciler.round(KEY)
     assert ".spec.type" in condition(api, "Reconciled")["message"]
+    assert condition(api, "Registered")["status"] == "True", "the record is as declared all the same"
+    assert api.body("apply EnvoyProxy/status")["status"]["address"] == ADDRESS
 
 
 # --- pruning -------------------------------------------------------------------------------------------------------
