@@ -34,7 +34,11 @@ FIGHT_S: Final = 20
 AS_SHIPPED: Final = ("--backoff-base-s=0.5", "--backoff-cap-s=60", "--status-settle-s=2", "--log-level=warning")
 """The waits of a cluster, where tests have shorter ones."""
 
-VARIANTS: Final = {"lanes": ("operator_app", "run"), "one FIFO": ("benchmarks.fifo_operator", "run")}
+VARIANTS: Final = {
+    "lanes": (("operator_app", "run"), AS_SHIPPED),
+    # Everybody is in one lane there, so the limit of a lane must be that of all workers.
+    "one FIFO": (("benchmarks.fifo_operator", "run"), (*AS_SHIPPED, "--in-flight-per-tenant=16")),
+}
 
 
 @dataclass
@@ -157,7 +161,7 @@ def main() -> None:
     """Print the table as it grows."""
     objects = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
     print("operator   situation           n   p50 s   p99 s   max s   p99 / alone")
-    for tag, (name, module) in enumerate(VARIANTS.items()):
+    for tag, (name, (module, flags)) in enumerate(VARIANTS.items()):
         # A control plane of its own for each variant: neither inherits the other's objects.
         with (
             ControlPlane(crds=CRDS) as cluster,
@@ -165,7 +169,7 @@ def main() -> None:
             tempfile.TemporaryDirectory() as scratch,
         ):
             operator = OperatorProcess(operator_identity(cluster, admin), Path(scratch, "operator.log"))
-            operator.start(*AS_SHIPPED, module=module, wait=False)
+            operator.start(*flags, module=module, wait=False)
             alone = 0.0
             for situation, times in measure(Bench(admin, operator, str(tag), objects)):
                 times.sort()
