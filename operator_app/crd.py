@@ -18,7 +18,7 @@ _ABSENT: Final[tuple[object, ...]] = (None, [], {})
 
 
 def crds() -> tuple[Object, ...]:
-    """Every CustomResourceDefinition of the operator, the same on every call."""
+    """Every CustomResourceDefinition of the operator by its name, in the order of the files; the same on every call."""
     return (
         _crd(
             ENVOY_PROXY,
@@ -43,6 +43,18 @@ def crds() -> tuple[Object, ...]:
             ],
         ),
         _crd(
+            HOSTNAME_CLAIM,
+            HostnameClaim,
+            short_name="ehost",
+            categories=["edge"],
+            subresources={},
+            columns=[
+                _column("Namespace", ".spec.proxy.namespace", "Namespace of the EnvoyProxy that has the hostname."),
+                _column("Proxy", ".spec.proxy.name", "The EnvoyProxy that has the hostname."),
+                _column("Age", ".metadata.creationTimestamp", "Time since the hostname was taken.", type_="date"),
+            ],
+        ),
+        _crd(
             PROXY_REGISTRATION,
             ProxyRegistration,
             short_name="eproxyreg",
@@ -56,18 +68,6 @@ def crds() -> tuple[Object, ...]:
                 _column("State", ".spec.state", "Why there is a record."),
                 _column("Age", ".metadata.creationTimestamp", "Time since the record was created.", type_="date"),
                 _column("Registry", ".spec.registry", "Who publishes the hostname.") | {"priority": 1},
-            ],
-        ),
-        _crd(
-            HOSTNAME_CLAIM,
-            HostnameClaim,
-            short_name="ehost",
-            categories=["edge"],
-            subresources={},
-            columns=[
-                _column("Namespace", ".spec.proxy.namespace", "Namespace of the EnvoyProxy that has the hostname."),
-                _column("Proxy", ".spec.proxy.name", "The EnvoyProxy that has the hostname."),
-                _column("Age", ".metadata.creationTimestamp", "Time since the hostname was taken.", type_="date"),
             ],
         ),
     )

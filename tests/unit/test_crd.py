@@ -9,11 +9,11 @@ import yaml
 
 from operator_app.api import EnvoyProxySpec, EnvoyProxyStatus, parse_spec
 from operator_app.crd import crds, to_yaml
-from operator_app.kinds import ENVOY_PROXY, PROXY_REGISTRATION, Object
+from operator_app.kinds import ENVOY_PROXY, GROUP, PROXY_REGISTRATION, Object
 from tests.api_cases import CASES, NAME_CASE, proxy
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-ENVOY_PROXY_CRD, PROXY_REGISTRATION_CRD, HOSTNAME_CLAIM_CRD = crds()
+ENVOY_PROXY_CRD, HOSTNAME_CLAIM_CRD, PROXY_REGISTRATION_CRD = crds()
 
 
 def schema_of(crd: Object) -> Object:
@@ -60,6 +60,12 @@ def test_the_checked_in_file_is_current(crd: Object) -> None:
     """manifests/crd holds exactly what the models say; `make manifests` writes it anew."""
     file = MANIFESTS / "crd" / f"{crd['metadata']['name']}.yaml"
     assert file.read_text(encoding="utf-8") == to_yaml((crd,))
+
+
+def test_the_files_one_after_the_other_are_what_is_printed() -> None:
+    """`operator-app crd` and `cat` of the files in the shell's order are the same bytes."""
+    files = sorted((MANIFESTS / "crd").glob(f"*.{GROUP}.yaml"))
+    assert "".join(file.read_text(encoding="utf-8") for file in files) == to_yaml(crds())
 
 
 def test_no_other_file_is_checked_in() -> None:
