@@ -257,22 +257,38 @@ def test_the_disruption_budget_selects_the_operator_and_never_blocks_a_drain() -
     assert "minAvailable" not in budget
 
 
-def test_every_manifest_is_listed() -> None:
+def test_the_standby_is_on_another_node_where_there_is_one() -> None:
+    """Replicas are spread over nodes, but one that can't be spread runs all the same."""
+    (spread,) = pod_spec()["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert spread["labelSelector"] == manifest("Deployment")["spec"]["selector"]
+
+
+@pytest.mark.parametrize("part", ["base", "crd"])
+def test_every_manifest_is_listed(part: str) -> None:
     """A file that no kustomization names would never reach a cluster, and a name without a file breaks the build."""
-    base = yaml.safe_load((MANIFESTS / "base" / "kustomization.yaml").read_text())["resources"]
-    files = {path.name for path in (MANIFESTS / "base").glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(base) == files
-    whole = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"]
-    assert set(whole) == {"base", *(f"crd/{path.name}" for path in (MANIFESTS / "crd").glob("*.yaml"))}
+    listed = yaml.safe_load((MANIFESTS / part / "kustomization.yaml").read_text())["resources"]
+    assert set(listed) == {path.name for path in (MANIFESTS / part).glob("*.yaml")} - {"kustomization.yaml"}
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kustomize_renders_everything() -> None:
-    """``kubectl kustomize manifests`` gives the CRDs, all objects of the base, and the one image by its tag."""
-    rendered = subprocess.run(("kubectl", "kustomize", str(MANIFESTS)), capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(
+    ("directory", "left_out"),
+    [
+        (".", set()),
+        ("overlays/namespaced", {("ClusterRoleBinding", "operator-app")}),
+        ("overlays/powerdns", set()),
+    ],
+)
+def test_kustomize_renders_a_whole_installation(directory: str, left_out: set[tuple[str, str]]) -> None:
+    """Each directory to apply gives the CRDs, the base but for what it takes away, and the one image by its tag."""
+    rendered = subprocess.run(
+        ("kubectl", "kustomize", str(MANIFESTS / directory)), capture_output=True, text=True, check=True
+    )
     objects = list(yaml.safe_load_all(rendered.stdout))
     names = {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
-    assert {(obj["kind"], obj["metadata"]["name"]) for obj in manifests()} < names
+    base = {(obj["kind"], obj["metadata"]["name"]) for obj in manifests()}
+    assert base - names == left_out
     for kind in (kinds.ENVOY_PROXY, kinds.PROXY_REGISTRATION, kinds.HOSTNAME_CLAIM):
         assert ("CustomResourceDefinition", f"{kind.plural}.{kind.group}") in names
     (deployment,) = (obj for obj in objects if obj["kind"] == "Deployment")
