@@ -20,6 +20,7 @@ from tests.e2e.kube import NODE, POD, SERVICE_ACCOUNT, Kube, KubeError, wait_unt
 from tests.e2e.node import StandInNode, names
 from tests.e2e.node.container import is_envoy
 from tests.e2e.node.standin import REPOSITORY
+from tests.e2e.prerequisites import lacking
 
 IMAGE = "envoyproxy/envoy:v1.40.0"
 PORT = 8080
@@ -88,7 +89,7 @@ def test_a_query_that_is_cut_off_is_refused(length: int) -> None:
 def node(standin_node: StandInNode | None) -> StandInNode:
     """The session's node, where it runs Envoy; elsewhere the test is skipped."""
     if standin_node is None or not standin_node.runs_envoy:
-        pytest.skip("needs a stand-in node with network namespaces (root on Linux with iproute2)")
+        lacking("needs a stand-in node with network namespaces (root on Linux with iproute2)")
     return standin_node
 
 

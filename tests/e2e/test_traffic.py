@@ -14,6 +14,7 @@ from operator_app.desired import child_key, selector_labels
 from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
 from tests.e2e.kube import POD, SERVICE_ACCOUNT, Kube, wait_until
 from tests.e2e.node import StandInNode
+from tests.e2e.prerequisites import lacking
 from tests.e2e.proxies import a_proxy, condition, family, history, holds, kstatus, version, wait_ready
 
 IMAGE: Final = "envoyproxy/envoy:v1.40.0"
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(1
 def namespace(admin: Kube, namespace: str, standin_node: StandInNode | None) -> str:
     """A namespace whose Pods run, and can be reached from here; elsewhere the test is skipped, and says why."""
     if standin_node is not None and not standin_node.runs_envoy:
-        pytest.skip("the stand-in node only validates configurations here: no root, or no network namespaces")
+        lacking("the stand-in node only validates configurations here: no root, or no network namespaces")
     admin.wait_until(SERVICE_ACCOUNT, Key(namespace, "default"), bool)
     return namespace
 

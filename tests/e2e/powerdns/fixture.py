@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.powerdns.install import NotInstalledError
 from tests.e2e.powerdns.proxy import FaultyProxy
 from tests.e2e.powerdns.server import PowerDns, Zone
+from tests.e2e.prerequisites import lacking
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +18,7 @@ def powerdns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PowerDns]:
     try:
         server = PowerDns(tmp_path_factory.mktemp("powerdns"))
     except NotInstalledError as error:
-        pytest.skip(str(error))
+        lacking(str(error))
     with closing(server):
         server.start()
         yield server
