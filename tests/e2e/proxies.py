@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
 
 OPERATOR_USER = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 CONVERGE_TIMEOUT_S = 30.0
+AT_REST_S = 2.0
+"""Longer than it takes counters to settle (1 s in tests)."""
 
 
 def a_proxy(namespace: str, name: str = "web", **spec: Any) -> Object:
@@ -114,6 +117,18 @@ def family(admin: Kube, key: Key) -> Family:
     proxy = admin.get(ENVOY_PROXY, key)
     children = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
     return Family(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)))
+
+
+def family_at_rest(admin: Kube, key: Key) -> Family:
+    """Everything that belongs to a proxy, once nothing of it has changed for ``AT_REST_S``, whoever wrote."""
+    deadline_mono = time.monotonic() + CONVERGE_TIMEOUT_S
+    seen = family(admin, key)
+    while time.monotonic() < deadline_mono:
+        time.sleep(AT_REST_S)
+        before, seen = seen, family(admin, key)
+        if seen.versions == before.versions:
+            return seen
+    raise TimeoutError(f"{key} did not come to rest within {CONVERGE_TIMEOUT_S} s: {seen.versions}")
 
 
 def declared_children(proxy: Object) -> dict[Kind, Object]:

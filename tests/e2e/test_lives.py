@@ -25,6 +25,7 @@ from tests.e2e.proxies import (
     condition,
     drift_of,
     family,
+    family_at_rest,
     is_refused,
     record_key,
     wait_all_gone,
@@ -140,7 +141,7 @@ def test_what_happened_while_the_operator_was_down_is_made_good(
         admin.create(ENVOY_PROXY, a_proxy(namespace, name))
     for key in keys.values():
         wait_reconciled(admin, key)
-    old = {name: family(admin, key) for name, key in keys.items()}
+    old = {name: family_at_rest(admin, key) for name, key in keys.items()}
     running_operator.stop()
 
     admin.delete(ENVOY_PROXY, keys["deleted"])
