@@ -108,13 +108,13 @@ class Claim:
 
     ``standing`` looks at a live object; ``precondition`` gives the metadata that makes an apply fail on anything but
     what was looked at. ``retry_precondition`` is that of a second try, which directly follows a live read.
-    ``was_verified`` means that everything was there before, so that a create takes back what somebody has deleted.
+    ``was_told``: a round has told how this declaration fares, so a create takes back what somebody has deleted since.
     """
 
     standing: Callable[[Object], Standing]
     precondition: Callable[[Object], Mapping[str, str]]
     retry_precondition: Callable[[Object], Mapping[str, str]]
-    was_verified: bool = False
+    was_told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Result:
     again_after_s: float | None = None
 
 
-def child_of(proxy: Object, *, was_verified: bool = False) -> Claim:
+def child_of(proxy: Object, *, was_told: bool = False) -> Claim:
     """The claim of ``proxy`` on its children: a controller reference with *this* proxy's UID, and nothing less."""
     uid, name = proxy["metadata"]["uid"], proxy["metadata"]["name"]
 
@@ -171,7 +171,7 @@ def child_of(proxy: Object, *, was_verified: bool = False) -> Claim:
 
     # A Deployment's controller writes its status all the time: a second try that pinned the version, too, would lose
     # to it again and again. The moment between the live read and the write is what it leaves open, to ourselves alone.
-    return Claim(standing, exactly, same_object, was_verified)
+    return Claim(standing, exactly, same_object, was_told)
 
 
 def same_object(live: Object) -> dict[str, str]:
@@ -294,9 +294,15 @@ class Applier:
         """Try again what was refused or not held: its cause may lie outside of anything that is watched."""
         self._vain.clear()
 
-    async def delete(self, kind: Kind, live: Object) -> bool:
-        """Delete exactly the object that was looked at. Returns whether it was there."""
-        was_there = await self._cluster.delete(kind, key_of(live), uid=live["metadata"]["uid"])
+    async def delete(self, kind: Kind, live: Object, *, at_this_version: bool = False) -> bool:
+        """Delete exactly the object that was looked at. Returns whether it was there.
+
+        With ``at_this_version`` only as it was looked at: ``ConflictError`` when somebody has written to it since.
+        """
+        version = live["metadata"]["resourceVersion"] if at_this_version else None
+        was_there = await self._cluster.delete(
+            kind, key_of(live), uid=live["metadata"]["uid"], resource_version=version
+        )
         if was_there:
             self._on_write(kind, Outcome.DELETED)
         else:
@@ -437,7 +443,7 @@ def _subject(plan: Plan) -> str:
 def _taken_back(plan: Plan, claim: Claim) -> dict[Path, str]:
     """What a write of ``plan`` restores, by path, as text."""
     if plan.live is None:
-        return {WHOLE_OBJECT: ""} if claim.was_verified else {}
+        return {WHOLE_OBJECT: ""} if claim.was_told else {}
     return {each.path: as_text(each.desired) for each in plan.differences}
 
 

@@ -18,6 +18,9 @@ from operator_app.kinds import ENVOY_PROXY, FINALIZER, Kind, Object, key_of
 from operator_app.ownership import fields_of
 from operator_app.store import Store
 
+_TOO_LATE: Final = frozenset({"metadata.uid", "metadata.finalizers"})
+"""The fields that a refusal names when the object is another one by now, or is being deleted."""
+
 _MEMBER: Final = f'v:"{FINALIZER}"'
 
 
@@ -32,7 +35,8 @@ class Finalizer:
     async def hold(self, proxy: Object) -> Object:
         """Put our entry on ``proxy`` and return the stored proxy.
 
-        Raises ``ConflictError`` when the proxy has gone or its deletion has begun: re-read and decide anew.
+        Raises ``ConflictError`` when the proxy has gone or its deletion has begun: re-read and decide anew. Raises
+        ``InvalidError`` or ``ForbiddenError`` when a policy of the cluster refuses it.
         """
         if is_held(proxy):
             return proxy
@@ -58,7 +62,9 @@ class Finalizer:
             applied = await self._cluster.apply(ENVOY_PROXY, body, force=True)
         except InvalidError as error:
             # Both say 422: another life has the name (metadata.uid is immutable), and a new finalizer on an object that
-            # is being deleted.
+            # is being deleted. Any other refusal is a policy's, and stays one.
+            if not any(cause.field in _TOO_LATE for cause in error.causes):
+                raise
             raise ConflictError(error.message, kind=error.kind, key=error.key) from error
         return self._learned(applied.object)
 

@@ -32,7 +32,7 @@ from operator_app.parting import Parting
 from operator_app.registration import Port, Record, Registration
 from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN
 from operator_app.registration.registrar import Registrar
-from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, is_verified, next_status
+from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, is_told, next_status
 from operator_app.store import Store
 from operator_app.verdict import Verdict
 
@@ -109,23 +109,30 @@ class Reconciler:
         With ``is_sweep`` it looks at the outside too, where otherwise nothing would ask for a look. Raises nothing of
         ``operator_app.errors``: whatever went wrong is in the verdict.
         """
+        proxy = self._store.get(ENVOY_PROXY, key)
+        if proxy is None:
+            self._statuses.forget(key)
+            return Verdict(failure=await self._bury_former_lives(key, None))
         try:
-            proxy = self._store.get(ENVOY_PROXY, key)
-            left = await self._parting.bury_former_lives(key, proxy)
-            if proxy is None:
-                self._statuses.forget(key)
-                return Verdict(failure=left)
             if "deletionTimestamp" in proxy["metadata"]:
                 verdict = await self._parting.part_with(proxy)
             else:
                 verdict = await self._converge(proxy, failures, is_sweep=is_sweep)
-            return verdict if left is None else _coming_back(verdict, left)
         except ConflictError as error:
             # Somebody was faster than our watch; the next round starts from what is there now.
             await self._refresh(key)
-            return Verdict(failure=error)
+            verdict = Verdict(failure=error)
         except OperatorError as error:
-            return Verdict(failure=error)
+            verdict = Verdict(failure=error)
+        left = await self._bury_former_lives(key, proxy)
+        return verdict if left is None else _coming_back(verdict, left)
+
+    async def _bury_former_lives(self, key: Key, proxy: Object | None) -> OperatorError | None:
+        """Behind everything else, since a registry that is slow to forget the dead must not hold up the living."""
+        try:
+            return await self._parting.bury_former_lives(key, proxy)
+        except OperatorError as error:
+            return error
 
     async def _converge(self, proxy: Object, failures: int, *, is_sweep: bool) -> Verdict:
         try:
@@ -135,9 +142,17 @@ class Reconciler:
             return await self._refuse(proxy, Problem("InvalidSpec", _sentence(error), is_terminal=True))
         except TerminalError as error:
             return await self._refuse(proxy, Problem(error.reason, error.message, is_terminal=True))
-        claim = child_of(proxy, was_verified=is_verified(proxy))
         if not spec.paused:
-            proxy = await self._finalizer.hold(proxy)
+            try:
+                held = await self._finalizer.hold(proxy)
+            except TerminalError as error:
+                told = await self._refuse(proxy, Problem(error.reason, str(error), is_terminal=True))
+                return replace(told, failure=error)
+            if held["metadata"]["generation"] != proxy["metadata"]["generation"]:
+                # The answer shows an edit of which no watch has told: all that follows must be about that one.
+                return await self._converge(held, failures, is_sweep=is_sweep)
+            proxy = held
+        claim = child_of(proxy, was_told=is_told(proxy))
         results, trouble = await self._bring_up(proxy, desired, claim, is_paused=spec.paused)
         if not spec.paused:
             await self._prune(proxy, desired)

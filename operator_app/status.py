@@ -199,15 +199,17 @@ def rollout_of(observation: Observation) -> Rollout:
     if deployment is None:
         return Rollout()
     reported = deployment.get("status") or {}
+    # Numbers for an older generation describe Pods of an older template, and so does a deadline that these missed.
+    is_observed = reported.get("observedGeneration", 0) >= deployment["metadata"]["generation"]
     return Rollout(
         wanted=deployment["spec"].get("replicas", 1),
         total=reported.get("replicas", 0),
         updated=reported.get("updatedReplicas", 0),
         ready=reported.get("readyReplicas", 0),
         available=reported.get("availableReplicas", 0),
-        # Numbers for an older generation describe Pods of an older template.
-        is_observed=reported.get("observedGeneration", 0) >= deployment["metadata"]["generation"],
-        is_past_deadline=any(
+        is_observed=is_observed,
+        is_past_deadline=is_observed
+        and any(
             each["type"] == "Progressing" and each.get("reason") == "ProgressDeadlineExceeded"
             for each in reported.get("conditions", ())
         ),
@@ -247,6 +249,12 @@ def condition_of(proxy: Object, kind: str) -> Object | None:
     """The stored condition of that type."""
     stored = (proxy.get("status") or {}).get("conditions", ())
     return next((each for each in stored if each["type"] == kind), None)
+
+
+def is_told(proxy: Object) -> bool:
+    """Whether a round has told how the proxy's current generation fares, well or not."""
+    known = condition_of(proxy, RECONCILED)
+    return known is not None and bool(known["observedGeneration"] == proxy["metadata"]["generation"])
 
 
 def is_verified(proxy: Object) -> bool:

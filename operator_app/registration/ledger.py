@@ -169,8 +169,8 @@ class Ledger:
         await self._amend(entry, spec)
 
     async def forget(self, entry: Entry) -> None:
-        """Delete exactly this entry."""
-        await self._applier.delete(PROXY_REGISTRATION, entry.object)
+        """Delete exactly this entry. Raises ``ConflictError`` when it may have come to name more than was known."""
+        await self._applier.delete(PROXY_REGISTRATION, entry.object, at_this_version=True)
         self._sink(Deleted(PROXY_REGISTRATION, entry.object))
 
     async def _write_confirmed(self, entry: Entry, generation: int) -> None:

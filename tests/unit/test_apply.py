@@ -377,7 +377,7 @@ async def test_a_field_that_is_taken_again_and_again_is_taken_back_ever_more_slo
 
 async def test_a_child_that_is_deleted_again_and_again_is_made_again_ever_more_slowly(tmp_path: Path) -> None:
     """The fourth time waits and says so; who has never been complete is not held up, nor is another proxy's life."""
-    restores = child_of({"metadata": {"uid": "proxy-uid", "name": "checkout"}}, was_verified=True)
+    restores = child_of({"metadata": {"uid": "proxy-uid", "name": "checkout"}}, was_told=True)
     api = ScriptedApi(*[("apply ConfigMap", created())] * 6)
     async with rooms(api, tmp_path) as own:
 

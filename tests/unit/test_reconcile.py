@@ -237,6 +237,38 @@ async def test_a_first_round_looks_at_all_children_at_the_same_time(tmp_path: Pa
             assert await own.reconciler.round(KEY) == DONE
 
 
+async def test_an_edit_that_the_hold_brings_to_light_is_what_the_round_is_about(tmp_path: Path) -> None:
+    """Else the status would say of the newer generation what was done for the older one, and no event would follow."""
+    proxy = proxy_of_team()
+    edited = proxy_of_team({"replicas": 7}, generation=2)
+    api = ScriptedApi(
+        ("apply EnvoyProxy", held(edited)),
+        family_is_made(),
+        ("apply ProxyRegistration", created()),
+        ("apply EnvoyProxy/status", told(edited)),
+    )
+    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+        assert await own.reconciler.round(KEY) == DONE
+    assert api.body("apply Deployment")["spec"]["replicas"] == 7
+    assert api.body("apply ProxyRegistration")["spec"]["generation"] == 2
+    assert condition(api, "Reconciled")["observedGeneration"] == 2
+
+
+@pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (422, "Invalid")])
+async def test_a_policy_that_refuses_the_finalizer_is_told(tmp_path: Path, code: int, reason: str) -> None:
+    """Nothing else is written, and the round counts as failed: no event tells when the policy has gone."""
+    proxy = proxy_of_team()
+    api = ScriptedApi(
+        ("apply EnvoyProxy", refused(code, reason, message="a policy says no")),
+        ("apply EnvoyProxy/status", told(proxy)),
+    )
+    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+        verdict = await own.reconciler.round(KEY)
+    assert verdict.failure is not None
+    assert condition(api, "Stalled")["reason"] == reason
+    assert "a policy says no" in condition(api, "Stalled")["message"]
+
+
 async def test_a_quiet_round_asks_for_nothing(tmp_path: Path) -> None:
     """Once told, everything holds, and a second round sends not one request."""
     proxy = held_proxy()
@@ -488,7 +520,7 @@ async def test_a_deleted_proxy_goes_after_its_record(tmp_path: Path) -> None:
     async with rounds(api, tmp_path, *family(proxy)) as own:
         assert await own.reconciler.round(KEY) == DONE
         assert own.store.get(PROXY_REGISTRATION, Key("edge-system", "proxy-proxy-uid")) is None
-    assert api.sent[0].body["preconditions"] == {"uid": "record-of-proxy-uid"}
+    assert api.sent[0].body["preconditions"] == {"uid": "record-of-proxy-uid", "resourceVersion": "20"}
 
 
 async def test_a_proxy_whose_record_cannot_be_removed_stays(tmp_path: Path) -> None:
@@ -509,15 +541,15 @@ async def test_a_record_without_a_proxy_is_removed_after_a_live_read(tmp_path: P
     proxy = held_proxy()
     orphan = record("former-uid")
     api = ScriptedApi(
+        *([("apply EnvoyProxy/status", told(proxy))] if reborn else []),
         ("get EnvoyProxy", ok(proxy) if reborn else NOT_FOUND),
         ("delete ProxyRegistration", ok({"metadata": {"resourceVersion": "40"}})),
     )
     known = family(proxy) if reborn else []
-    if reborn:
-        api.add(("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *known, (PROXY_REGISTRATION, orphan)) as own:
         assert (await own.reconciler.round(KEY)).failure is None
-    assert api.body("delete ProxyRegistration")["preconditions"] == {"uid": "record-of-former-uid"}
+    preconditions = {"uid": "record-of-former-uid", "resourceVersion": "20"}
+    assert api.body("delete ProxyRegistration")["preconditions"] == preconditions, "it may name more by now"
 
 
 async def test_a_record_of_a_proxy_that_the_store_does_not_know_yet_stays(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from operator_app.apply import Outcome, Problem, Result
 from operator_app.breaker import Contention
 from operator_app.errors import ConflictError
 from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
-from operator_app.status import Observation, Rollout, is_verified, next_status, rollout_of
+from operator_app.status import Observation, Rollout, is_told, is_verified, next_status, rollout_of
 from tests.unit.scripted_api import CONFLICT, SETTLE_S, ScriptedApi, proxy_of_team, rooms, told, with_status
 
 NOW = datetime(2026, 7, 2, 3, 4, 5, tzinfo=UTC)
@@ -127,6 +127,11 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
             | {"Ready": "False NotEnoughReady", "Available": "False NotEnoughReady"}
             | {"Stalled": "True ProgressDeadlineExceeded"},
             id="the rollout is past its deadline",
+        ),
+        pytest.param(
+            observed(live=deployment(ready=0, observed=2, conditions=DEADLINE)),
+            FINE | {"Ready": "False NotEnoughReady", "Available": "False NotEnoughReady"} | GOING_ON,
+            id="the rollout before this one was past its deadline",
         ),
         pytest.param(
             observed(children=(result(CONFIG_MAP), result(SERVICE))),
@@ -312,21 +317,25 @@ def test_nothing_but_flips_depends_on_the_clock(observation: Observation) -> Non
 
 
 @pytest.mark.parametrize(
-    ("condition", "verified"),
+    ("condition", "verified", "told"),
     [
-        ({}, True),
-        ({"status": "False"}, False),
-        ({"status": "False", "reason": "Contended"}, True),
-        ({"observedGeneration": 0}, False),
-        ({"type": "Ready"}, False),
+        ({}, True, True),
+        ({"status": "False"}, False, True),
+        ({"status": "False", "reason": "Contended"}, True, True),
+        ({"observedGeneration": 0}, False, False),
+        ({"type": "Ready"}, False, False),
     ],
     ids=str,
 )
-def test_verified_is_what_the_stored_status_says_of_this_generation(condition: Object, *, verified: bool) -> None:
+def test_verified_is_what_the_stored_status_says_of_this_generation(
+    condition: Object, *, verified: bool, told: bool
+) -> None:
     """Only ``Reconciled`` counts, and only for the generation that is declared now."""
     reconciled = {"type": "Reconciled", "status": "True", "reason": "Verified", "observedGeneration": 1}
     assert is_verified(proxy_of_team() | {"status": {"conditions": [reconciled | condition]}}) is verified
+    assert is_told(proxy_of_team() | {"status": {"conditions": [reconciled | condition]}}) is told
     assert not is_verified(proxy_of_team())
+    assert not is_told(proxy_of_team())
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
