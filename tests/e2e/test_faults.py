@@ -3,10 +3,11 @@
 The first half holds the two carriers to their vocabulary, since a fault that does not happen proves nothing.
 """
 
+import itertools
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,25 +26,29 @@ from operator_app.errors import (
     TransientError,
     UndecodableError,
 )
-from operator_app.kinds import CONFIG_MAP, Key, Object
+from operator_app.kinds import CONFIG_MAP, ENVOY_PROXY, LEASE, Key, Object
+from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditLog
+from tests.e2e.failover import epochs_out_of_order, out_of_order
 from tests.e2e.faults.answers import DELAY_S, RETRY_AFTER_S
 from tests.e2e.faults.campaign import Campaign, Run
-from tests.e2e.faults.catalogue import Catalogue
+from tests.e2e.faults.catalogue import WATCHED, Catalogue
 from tests.e2e.faults.experiment import conduct
 from tests.e2e.faults.ledger import Ledger
-from tests.e2e.faults.mirror import KINDS
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.faults.proxy import FaultProxy
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.faults.transport import FaultyTransport
-from tests.e2e.kube import Kube
+from tests.e2e.kube import Kube, wait_until
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import OPERATOR_USER, a_proxy, wait_reconciled
 
 pytestmark = pytest.mark.anyio
 
 Carrier = Callable[[Plan], AbstractAsyncContextManager[Cluster]]
 
 FIRST, EDIT, LOSS, DRIFT, DELETION, RE_CREATION = SCENARIOS
+SHARDS: Final[int] = Settings.model_fields["shards"].default
 QUIET_S: Final = 3.0
 IDLE_S: Final = 1.0
 
@@ -56,6 +61,9 @@ SLICE: Final = (
     (FIRST, FaultKind.UNAVAILABLE, Point("apply", "EnvoyProxy", "status")),
     (EDIT, FaultKind.LOST_ANSWER, Point("apply", "EnvoyProxy", "status")),
     (EDIT, FaultKind.CONFLICT, Point("apply", "Deployment")),
+    (EDIT, FaultKind.LOST_ANSWER, Point("apply", "HostnameClaim")),
+    (EDIT, FaultKind.RESET, Point("delete", "HostnameClaim")),
+    (EDIT, FaultKind.REPLAY, Point("event", "HostnameClaim", n=2)),
     (LOSS, FaultKind.LOST_ANSWER, Point("apply", "Service")),
     (LOSS, FaultKind.BROKEN, Point("create", "Event")),
     (DRIFT, FaultKind.RESET, Point("apply", "Service")),
@@ -72,9 +80,17 @@ SLICE: Final = (
     (DRIFT, FaultKind.GONE_IN_STREAM, Point("event", "Service")),
     (DRIFT, FaultKind.HALF_OPEN, Point("event", "ConfigMap")),
     (DELETION, FaultKind.KILL_BEFORE, Point("apply", "EnvoyProxy")),
+    (DELETION, FaultKind.KILL_BEFORE, Point("delete", "HostnameClaim")),
     (RE_CREATION, FaultKind.KILL_BEHIND, Point("apply", "EnvoyProxy", n=2)),
-    *((each, FaultKind.OLD_LIST, Point("list", kind.kind)) for each, kind in zip(SCENARIOS[1:], KINDS, strict=True)),
+    *((SCENARIOS[1 + n % 5], FaultKind.OLD_LIST, Point("list", kind.kind)) for n, kind in enumerate(WATCHED)),
 )  # fmt: skip
+
+LEASES_SEEN_WRONGLY: Final = (
+    (FaultKind.OLD_LIST, "list"),
+    (FaultKind.GONE, "list"),
+    (FaultKind.LOST_ANSWER, "watch"),
+    (FaultKind.GONE, "watch"),
+)
 
 
 @pytest.fixture
@@ -246,10 +262,11 @@ def test_a_fixed_slice_of_all_points_is_survived(campaign: Campaign) -> None:
 
 
 def test_a_deletion_that_no_watch_tells_of_ends_the_writing(campaign: Campaign) -> None:
-    """Of a proxy or a record that has gone unseen, the first refusal is enough: it takes no sweep to be quiet."""
+    """Of a proxy, record or claim that has gone unseen, the first refusal is enough: it takes no sweep to be quiet."""
     runs = [
         Run(DELETION, FaultKind.HIDE, Point("event", "EnvoyProxy", n=2)),
         Run(DELETION, FaultKind.HIDE, Point("event", "ProxyRegistration")),
+        Run(DELETION, FaultKind.HIDE, Point("event", "HostnameClaim")),
     ]
     with campaign:
         campaign.operate()
@@ -262,3 +279,47 @@ def test_a_deletion_that_no_watch_tells_of_ends_the_writing(campaign: Campaign) 
         campaign.judge()
     assert all(run.is_struck for run in runs)
     assert {str(run): run.problems for run in runs if not run.has_survived} == {}
+
+
+@pytest.mark.timeout(240)
+def test_leases_that_are_seen_wrongly_make_no_second_holder(
+    admin: Kube, namespace: str, operator_kubeconfig: Path, audit: AuditLog, tmp_path: Path
+) -> None:
+    """Whoever starts with such a fault, or an old list that names itself, writes only after the other one has gone."""
+    key, since, replicas = Key(namespace, "web"), audit.mark(), itertools.count(1)
+    told: list[object] = []
+
+    def edit_is_served() -> None:
+        admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": next(replicas)}})
+        wait_reconciled(admin, key)
+
+    with FaultProxy(operator_kubeconfig, tmp_path) as proxy, ExitStack() as processes:
+        faulty, other = (
+            OperatorProcess(kubeconfig, tmp_path / f"{number}.log")
+            for number, kubeconfig in enumerate((proxy.kubeconfig, operator_kubeconfig))
+        )
+        for each in (faulty, other):
+            processes.callback(each.kill)
+            each.start()
+        admin.create(ENVOY_PROXY, a_proxy(*key))
+        wait_reconciled(admin, key)
+        faulty.kill()
+        proxy.forget_lists()
+        faulty.start()  # what it lists now, and gets again later, says that it holds
+        edit_is_served()
+        for kind, verb in LEASES_SEEN_WRONGLY:
+            told.clear()
+            faulty.stop()
+            edit_is_served()
+            proxy.use(plan_of(kind, Point(verb, LEASE.kind)), told.append)
+            faulty.start()
+            wait_until(lambda: bool(told), what=f"{kind} at {verb}")
+            edit_is_served()
+            other.stop()
+            edit_is_served()
+            other.start()
+
+    writes = audit.writes(OPERATOR_USER, since)
+    assert len({each.user_agent for each in writes}) == 2
+    assert out_of_order(writes, SHARDS, [namespace]) == []
+    assert epochs_out_of_order(writes, SHARDS) == []

@@ -19,14 +19,14 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from operator_app.desired import child_key
-from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPACE, PROXY_REGISTRATION, SERVICE, Key, Object
+from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPACE, SERVICE, Key, Object
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
 from tests.e2e.faults import verdict
-from tests.e2e.faults.mirror import KINDS, Mirror, View, about
+from tests.e2e.faults.mirror import ELSEWHERE, KINDS, Mirror, View, about
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point, points_in_all
 from tests.e2e.faults.proxy import FaultProxy
-from tests.e2e.faults.scenarios import MARK, NAME, Scenario, fresh_proxy
+from tests.e2e.faults.scenarios import MARK, NAME, Scenario, fresh_proxy, hostnames
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
 
@@ -276,10 +276,10 @@ class Campaign:
                 views[about(kind, obj)][kind, Key(obj["metadata"]["namespace"], obj["metadata"]["name"])] = obj
         writes: defaultdict[str, list[AuditEntry]] = defaultdict(list)
         owners = {f"proxy-{uid}": run.namespace for run in self._runs for uid in self._mirror.lives(*_proxy_of(run))}
+        owners |= {name: run.namespace for run in self._runs for name in hostnames(run.namespace)}
         assert self._since is not None
         for each in self._audit.writes(OPERATOR, self._since):
-            is_record = each.resource == PROXY_REGISTRATION.plural
-            writes[owners.get(each.name, "") if is_record else each.namespace].append(each)
+            writes[_about(each, owners)].append(each)
         for run in self._runs:
             if run.rested_at is not None:
                 run.problems += self._last_look(run, views[run.namespace], writes[run.namespace])
@@ -288,14 +288,15 @@ class Campaign:
         key = Key(run.namespace, NAME)
         lives = {kind.kind: self._mirror.lives(kind, child_key(key)) for kind in CHILD_KINDS}
         lives[ENVOY_PROXY.kind] = self._mirror.lives(ENVOY_PROXY, key)
-        records = {f"proxy-{uid}" for uid in lives[ENVOY_PROXY.kind]}
+        lives |= {kind.kind: self._mirror.lives_about(kind, run.namespace) for kind in ELSEWHERE}
+        elsewhere = {*hostnames(run.namespace), *(f"proxy-{uid}" for uid in lives[ENVOY_PROXY.kind])}
         found = [
             *verdict.problems(run.scenario, run.namespace, view, run.bystanders, run.uid),
             *verdict.lives_problems(run.scenario, lives),
             *self._mirror.lies(run.namespace),
             *verdict.write_problems(
                 writes,
-                names=frozenset({NAME, child_key(key).name} | records),
+                names=frozenset({NAME, child_key(key).name} | elsewhere),
                 may_repeat=run.kind is FaultKind.LOST_ANSWER,
             ),
         ]
@@ -343,8 +344,19 @@ _PREPARED: Final = Scenario("preparation", lambda _admin, _namespace: None, is_p
 
 
 def _is_worth_telling(run: Run) -> bool:
-    """Whether Events belong to a run, which may come late: of repairs, and of a record that can't be removed yet."""
-    return run.scenario.is_repair or run.point == Point("delete", PROXY_REGISTRATION.kind)
+    """Whether Events belong to a run, which may come late: of repairs, and of a removal that can't be done yet."""
+    return run.scenario.is_repair or run.point in [Point("delete", kind.kind) for kind in ELSEWHERE]
+
+
+_PLURALS_ELSEWHERE: Final = frozenset(kind.plural for kind in ELSEWHERE)
+
+
+def _about(write: AuditEntry, owners: Mapping[str, str]) -> str:
+    """The namespace that a write is about; one to an object elsewhere that nobody should know is whose it says."""
+    if write.resource not in _PLURALS_ELSEWHERE:
+        return write.namespace
+    said: str = (write.request or {}).get("spec", {}).get("proxy", {}).get("namespace", "")
+    return owners.get(write.name, said)
 
 
 def _proxy_of(run: Run) -> tuple[Any, Key]:

@@ -13,7 +13,7 @@ from tests.e2e.faults.catalogue import Catalogue, again, batches, waves
 from tests.e2e.faults.plan import FaultKind, Plan
 
 BATCH: Final = 130
-ATTEMPTS: Final = 3
+ATTEMPTS: Final = 5
 """How often a run is made whose fault did not strike because its point was not reached."""
 
 IDLE_S: Final = 3

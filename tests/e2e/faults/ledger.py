@@ -1,7 +1,7 @@
 """Keeping count of what passes a carrier, and saying where the plan strikes. No I/O but through ``tell``.
 
-One ledger lives as long as its carrier counts. It learns from what it sees whose record is whose: a record's address
-does not name the proxy, but its contents do.
+One ledger lives as long as its carrier counts. It learns from what it sees whose record or claim is whose: its
+address does not name the proxy, but its contents do.
 """
 
 import json

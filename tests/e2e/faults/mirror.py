@@ -15,10 +15,13 @@ from typing import Final, Self
 
 import httpx2
 
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, PROXY_REGISTRATION, Key, Kind, Object, key_of
+from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Kind, Object, key_of
 from tests.e2e.kube import Kube, path_of
 
-KINDS: Final = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
+ELSEWHERE: Final = (PROXY_REGISTRATION, HOSTNAME_CLAIM)
+"""Kinds whose objects are in the operator's namespace, and about the namespace of the proxy that they name."""
+
+KINDS: Final = (ENVOY_PROXY, *CHILD_KINDS, *ELSEWHERE)
 
 _STREAM_S: Final = 5
 """How long one watch lasts, and so how long it takes to stop."""
@@ -35,6 +38,7 @@ class Mirror:
         self._admin = admin
         self._views: defaultdict[str, View] = defaultdict(dict)
         self._lives: defaultdict[Address, dict[str, None]] = defaultdict(dict)
+        self._lives_about: defaultdict[tuple[Kind, str], dict[str, None]] = defaultdict(dict)
         self._lies: defaultdict[str, list[str]] = defaultdict(list)
         self._lock = threading.Lock()
         self._is_stopping = threading.Event()
@@ -53,7 +57,7 @@ class Mirror:
             thread.join()
 
     def view(self, namespace: str) -> View:
-        """The latest objects about a namespace: those in it, and the records that name it."""
+        """The latest objects about a namespace: those in it, and the records and claims that name it."""
         with self._lock:
             return dict(self._views[namespace])
 
@@ -61,6 +65,11 @@ class Mirror:
         """The UIDs that stood under an address one after the other."""
         with self._lock:
             return tuple(self._lives[kind, key])
+
+    def lives_about(self, kind: Kind, namespace: str) -> tuple[str, ...]:
+        """The UIDs of all objects of a kind that ever were about a namespace, under whatever name."""
+        with self._lock:
+            return tuple(self._lives_about[kind, namespace])
 
     def lies(self, namespace: str) -> tuple[str, ...]:
         """What statuses in a namespace have told on the way that can't be true."""
@@ -110,6 +119,7 @@ class Mirror:
             self._lies[about(kind, obj)] += _lies(before.get("status") or {}, obj.get("status") or {})
         view[kind, key_of(obj)] = obj
         self._lives[kind, key_of(obj)][obj["metadata"]["uid"]] = None
+        self._lives_about[kind, about(kind, obj)][obj["metadata"]["uid"]] = None
 
 
 def _lies(before: Object, after: Object) -> Iterator[str]:
@@ -127,6 +137,6 @@ def _lies(before: Object, after: Object) -> Iterator[str]:
 
 def about(kind: Kind, obj: Object) -> str:
     """The namespace that an object is about."""
-    place = obj["spec"].get("proxy", {}) if kind == PROXY_REGISTRATION else obj["metadata"]
+    place = obj["spec"].get("proxy", {}) if kind in ELSEWHERE else obj["metadata"]
     namespace: str = place["namespace"]
     return namespace

@@ -5,7 +5,8 @@ transport in the operator's process and the proxy in front of the API server). C
 
 A *point* is the n-th request of one sort (verb, kind, subresource), or the n-th event of a kind in watch streams, that
 is about one namespace. Everything about a proxy is about its namespace: the proxy, its children, and its record in the
-registry, which lives elsewhere but names the proxy. Lists and watches are about no namespace, so theirs is empty.
+registry and its claims on hostnames, which live elsewhere but name the proxy. Lists and watches are about no namespace,
+so theirs is empty.
 """
 
 from collections.abc import Iterable

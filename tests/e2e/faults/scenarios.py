@@ -10,7 +10,17 @@ from typing import Final
 
 from operator_app.desired import child_key
 from operator_app.envoy import CONFIG_FILE
-from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
+from operator_app.kinds import (
+    CHILD_KINDS,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    HOSTNAME_CLAIM,
+    PROXY_REGISTRATION,
+    SERVICE,
+    Key,
+    Object,
+)
 from tests.e2e.kube import Kube
 from tests.e2e.proxies import a_proxy
 
@@ -21,8 +31,9 @@ MARK: Final = "stranger.example.com/keep"
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``act`` is done once. ``lives`` counts the UIDs under each name in the end, where it is not one.
+    """``act`` is done once. ``lives`` counts the UIDs of each kind in the end, where it is not one.
 
+    Of a child or a proxy these are the UIDs under its name, of records and claims all that ever named the proxy.
     ``is_reborn``: once the proxy has gone, it is created anew. ``is_repair``: what the operator does is worth an Event.
     """
 
@@ -35,18 +46,25 @@ class Scenario:
     lives: Mapping[str, int] = field(default_factory=dict)
 
 
-def fresh_proxy(namespace: str) -> Object:
-    """The proxy that most scenarios begin with. It asks for no Pods, so nothing but the operator writes about it."""
-    return a_proxy(namespace, NAME, replicas=0)
+def hostnames(namespace: str) -> tuple[str, str]:
+    """The hostname that the proxy in a namespace begins with, and the one that an edit gives it; nobody else's."""
+    return f"{namespace}.example.com", f"edited.{namespace}.example.com"
+
+
+def fresh_proxy(namespace: str, *, replicas: int = 0) -> Object:
+    """The proxy that scenarios begin with. Without Pods, nothing but the operator writes about it."""
+    return a_proxy(namespace, NAME, replicas=replicas, registration={"hostname": hostnames(namespace)[0]})
 
 
 def _create(admin: Kube, namespace: str) -> None:
-    admin.create(ENVOY_PROXY, a_proxy(namespace, NAME, replicas=1))
+    admin.create(ENVOY_PROXY, fresh_proxy(namespace, replicas=1))
 
 
 def _edit(admin: Kube, namespace: str) -> None:
     listener = {"name": "http", "port": 8081, "routes": [{"match": {"pathPrefix": "/v2"}, "backend": "app"}]}
-    admin.patch(ENVOY_PROXY, Key(namespace, NAME), {"spec": {"replicas": 1, "listeners": [listener]}})
+    registration = {"hostname": hostnames(namespace)[1]}
+    change = {"replicas": 1, "listeners": [listener], "registration": registration}
+    admin.patch(ENVOY_PROXY, Key(namespace, NAME), {"spec": change})
 
 
 def _lose_children(admin: Kube, namespace: str) -> None:
@@ -66,11 +84,11 @@ def _delete(admin: Kube, namespace: str) -> None:
     admin.delete(ENVOY_PROXY, Key(namespace, NAME))
 
 
-_EVERYTHING_TWICE: Final = {kind.kind: 2 for kind in (ENVOY_PROXY, *CHILD_KINDS)}
+_EVERYTHING_TWICE: Final = {kind.kind: 2 for kind in (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION, HOSTNAME_CLAIM)}
 
 SCENARIOS: Final = (
     Scenario("first reconcile", _create, is_prepared=False),
-    Scenario("edit of the spec", _edit),
+    Scenario("edit of the spec", _edit, lives={HOSTNAME_CLAIM.kind: 2}),
     Scenario("loss of the children", _lose_children, is_repair=True, lives={kind.kind: 2 for kind in CHILD_KINDS}),
     Scenario("drift of the children", _drift, is_repair=True),
     Scenario("deletion", _delete, ends_gone=True),

@@ -13,6 +13,7 @@ from operator_app.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     FIELD_MANAGER,
+    HOSTNAME_CLAIM,
     LABEL_MANAGED_BY,
     PROXY_REGISTRATION,
     Key,
@@ -21,7 +22,7 @@ from operator_app.kinds import (
 )
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry
-from tests.e2e.faults.mirror import Address, View
+from tests.e2e.faults.mirror import ELSEWHERE, Address, View
 from tests.e2e.faults.scenarios import MARK, NAME, Scenario
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 
@@ -35,15 +36,17 @@ def problems(scenario: Scenario, namespace: str, view: View, bystanders: View, u
         if view.get(address) != before:
             yield f"a stranger's {address[0]} was changed"
     records = {name: obj for (kind, name), obj in view.items() if kind == PROXY_REGISTRATION}
+    claims = {name: obj for (kind, name), obj in view.items() if kind == HOSTNAME_CLAIM}
     managed = {
         address
         for address, obj in view.items()
-        if obj["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) == FIELD_MANAGER
-    } - {(PROXY_REGISTRATION, name) for name in records}
+        if address[0] not in ELSEWHERE and obj["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) == FIELD_MANAGER
+    }
     proxy = view.get((ENVOY_PROXY, key))
     if scenario.ends_gone:
         yield from (f"{kind} {name} is an orphan" for kind, name in managed)
         yield from (f"record {name} is an orphan" for name in records)
+        yield from (f"claim {name} is an orphan" for name in claims)
         if proxy is not None:
             yield "the proxy is not gone"
         return
@@ -59,9 +62,11 @@ def problems(scenario: Scenario, namespace: str, view: View, bystanders: View, u
             yield f"{address[0]} is missing"
             continue
         yield from (f"{address[0]}: {each} is not as declared" for each in _missing("", child, live))
-        if scenario.is_prepared and not scenario.lives and MARK not in live["metadata"].get("annotations", {}):
+        is_first = scenario.lives.get(address[0].kind, 1) == 1
+        if scenario.is_prepared and is_first and MARK not in live["metadata"].get("annotations", {}):
             yield f"{address[0]}: a stranger's annotation is lost"
     yield from _record_problems(proxy, records)
+    yield from _claim_problems(proxy, claims)
     deployment = view.get((DEPLOYMENT, child_key(key)))
     if deployment is not None:
         yield from _status_problems(proxy, deployment)
@@ -116,10 +121,20 @@ def _record_problems(proxy: Object, records: Mapping[Key, Object]) -> Iterator[s
     wanted = {
         "proxy": {"namespace": metadata["namespace"], "name": NAME, "uid": metadata["uid"]},
         "generation": metadata["generation"],
+        "hostname": proxy["spec"]["registration"]["hostname"],
         "address": f"{NAME}-envoy.{metadata['namespace']}.svc",
         "ports": [{"name": each.name, "port": each.port, "protocol": each.protocol.value} for each in listeners],
     }
     yield from (f"record: {each} is not as declared" for each in _missing("", wanted, records[key]["spec"]))
+
+
+def _claim_problems(proxy: Object, claims: Mapping[Key, Object]) -> Iterator[str]:
+    metadata, hostname = proxy["metadata"], proxy["spec"]["registration"]["hostname"]
+    holder = {"namespace": metadata["namespace"], "name": NAME, "uid": metadata["uid"]}
+    wanted = {Key(OPERATOR_NAMESPACE, hostname): {"hostname": hostname, "proxy": holder}}
+    found = {key: claim["spec"] for key, claim in claims.items()}
+    if found != wanted:
+        yield f"claims are {list(found.values())}, not {list(wanted.values())}"
 
 
 def _status_problems(proxy: Object, deployment: Object) -> Iterator[str]:

@@ -1,0 +1,106 @@
+"""The fault campaign can fail: claims are judged and mapped, every watched kind is tried, and a miss is no success."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from operator_app.app import INDEXES
+from operator_app.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, LEASE, Key, Object
+from tests.e2e.faults import __main__ as command
+from tests.e2e.faults import verdict
+from tests.e2e.faults.campaign import Run
+from tests.e2e.faults.catalogue import starts
+from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.mirror import View
+from tests.e2e.faults.plan import Asked, Fault, FaultKind, Plan, Point
+from tests.e2e.faults.scenarios import NAME, SCENARIOS, fresh_proxy, hostnames
+from tests.e2e.operator_process import OPERATOR_NAMESPACE
+
+FIRST, *_, DELETION, _RE_CREATION = SCENARIOS
+TEAM: Final = "team"
+HOSTNAME, OTHER = hostnames(TEAM)
+
+
+def a_claim(hostname: str, uid: str = "uid-1") -> Object:
+    """A claim of the proxy in the namespace ``team``."""
+    return {
+        "apiVersion": HOSTNAME_CLAIM.api_version,
+        "kind": HOSTNAME_CLAIM.kind,
+        "metadata": {"namespace": OPERATOR_NAMESPACE, "name": hostname, "resourceVersion": "1", "uid": hostname},
+        "spec": {"hostname": hostname, "proxy": {"namespace": TEAM, "name": NAME, "uid": uid}},
+    }
+
+
+def view_of(*claims: Object) -> View:
+    """A proxy that wants ``HOSTNAME``, and claims."""
+    proxy = fresh_proxy(TEAM)
+    proxy["metadata"] |= {"uid": "uid-1", "generation": 1}
+    view: View = {(ENVOY_PROXY, Key(TEAM, NAME)): proxy}
+    return view | {(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, each["metadata"]["name"])): each for each in claims}
+
+
+def claim_problems(view: View) -> list[str]:
+    """What the verdict on a first reconcile has to say about claims."""
+    return [each for each in verdict.problems(FIRST, TEAM, view, {}, "uid-1") if each.startswith("claim")]
+
+
+def test_exactly_the_wanted_hostname_is_to_be_claimed_by_exactly_this_proxy() -> None:
+    """None, another life's, and one more are each wrong."""
+    assert claim_problems(view_of(a_claim(HOSTNAME))) == []
+    for wrong in ((), (a_claim(HOSTNAME, "uid-0"),), (a_claim(OTHER),), (a_claim(HOSTNAME), a_claim(OTHER))):
+        assert len(claim_problems(view_of(*wrong))) == 1
+
+
+def test_a_claim_that_outlives_its_proxy_is_an_orphan() -> None:
+    """After a deletion none may be left."""
+    view = view_of(a_claim(HOSTNAME))
+    del view[ENVOY_PROXY, Key(TEAM, NAME)]
+    assert list(verdict.problems(DELETION, TEAM, view, {}, "uid-1")) == [
+        f"claim {OPERATOR_NAMESPACE}/{HOSTNAME} is an orphan"
+    ]
+
+
+def test_requests_and_events_of_claims_are_about_the_proxy_that_they_name() -> None:
+    """A deletion says only the claim's name: the ledger knows from before whose it is."""
+    told: list[Mapping[str, Any]] = []
+    faults = tuple(
+        Fault(point.verb, FaultKind.RESET, point, TEAM)
+        for point in (Point(verb, HOSTNAME_CLAIM.kind) for verb in ("apply", "event", "delete"))
+    )
+    ledger = Ledger(Plan(faults), told.append)
+    claim = a_claim(HOSTNAME)
+    address = (HOSTNAME_CLAIM.kind, "", OPERATOR_NAMESPACE, HOSTNAME)
+
+    ledger.request(Asked("apply", *address), json.dumps(claim).encode())
+    ledger.event(HOSTNAME_CLAIM.kind, json.dumps({"type": "ADDED", "object": claim}).encode())
+    ledger.request(Asked("delete", *address), b"")
+
+    assert told == [{"struck": "apply"}, {"struck": "event"}, {"struck": "delete"}]
+
+
+def test_starts_try_every_kind_that_the_operator_watches() -> None:
+    """A kind that is watched from now on is tried from now on."""
+    for verb in ("list", "watch"):
+        tried = {run.point.kind for run in starts() if run.point is not None and run.point.verb == verb}
+        assert tried == {kind.kind for kind in (*INDEXES, LEASE)}
+
+
+@pytest.mark.parametrize(("is_struck", "code"), [(True, 0), (False, 1)])
+def test_a_fault_that_never_struck_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_struck: bool, code: int
+) -> None:
+    """The page and the output show it, and the exit code is 1 although every run that was made survived."""
+    run = Run(FIRST, FaultKind.RESET, Point("apply", HOSTNAME_CLAIM.kind))
+    run.is_struck = is_struck
+    run.rested_at = datetime(2026, 7, 2, tzinfo=UTC) if is_struck else None
+    monkeypatch.setattr(command, "_experiment", lambda *_: ([run], []))
+    monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
+
+    assert command.main() == code
+
+    assert ("not reached" in capsys.readouterr().out) is not is_struck
+    assert ("| not reached |" in (tmp_path / "page.md").read_text()) is not is_struck
