@@ -105,6 +105,11 @@ def test_every_metric_is_listed_and_no_other() -> None:
     assert {name: re.findall(r"\w+", labels) for name, labels in rows} == metrics()
 
 
+def test_no_metric_is_named_that_is_not_exported() -> None:
+    """What a user copies into an alert matches something."""
+    assert set(re.findall(r"\boperator_app_\w+", README)) == set(metrics())
+
+
 def test_every_reason_is_explained() -> None:
     """Whatever reason the code can give, a user finds what it means and what to do."""
     table = README.partition("### Reasons")[2].partition("\n## ")[0]
