@@ -206,7 +206,9 @@ class Reconciler:
         async with anyio.create_task_group() as steps:
             for kind, child in desired.items():
                 steps.start_soon(bring_up, kind, child)
-        return tuple(results[kind] for kind in desired), troubles[0] if troubles else None
+        # Where several children met trouble, the one that asked for the most time decides when to come back.
+        trouble = max(troubles, key=lambda each: each.retry_after_s or 0.0, default=None)
+        return tuple(results[kind] for kind in desired), trouble
 
     def _failed(self, kind: Kind, proxy: Object, problem: Problem) -> Result:
         """A child that could not be written is still what it was: it goes on serving and being counted."""

@@ -17,12 +17,16 @@ PERIOD_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What a rival wants of an object: ``has`` tells whether it has it, ``patch`` takes it (``None``: deletes it)."""
+    """What a rival wants of an object: ``has`` tells whether it has it, ``patch`` takes it.
+
+    Without a ``patch`` it wants the object gone and deletes it with this ``propagation``.
+    """
 
     kind: Kind
     key: Key
     has: Callable[[Object], bool]
     patch: Object | Sequence[Object] | None
+    propagation: str = "Background"
 
 
 class Rival:
@@ -63,7 +67,7 @@ class Rival:
         patch_type: PatchType = "merge" if isinstance(want.patch, dict) else "json"
         try:
             if want.patch is None:
-                self._admin.delete(want.kind, want.key)
+                self._admin.delete(want.kind, want.key, propagation=want.propagation)
             else:
                 self._admin.patch(want.kind, want.key, want.patch, patch_type=patch_type, field_manager=self._manager)
         except KubeError as error:

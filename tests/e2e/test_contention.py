@@ -206,29 +206,46 @@ def test_a_rival_is_met_ever_more_slowly_and_the_peace_is_noticed(
     assert condition(healed, "Stalled") == {}
 
 
-@pytest.mark.parametrize("kind", [CONFIG_MAP, SERVICE], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "propagation", "is_stalled"),
+    [(CONFIG_MAP, "Background", False), (CONFIG_MAP, "Foreground", False), (SERVICE, "Background", True)],
+    ids=["at once", "in the foreground", "while another child is refused"],
+)
 def test_a_rival_that_deletes_a_whole_child_is_met_ever_more_slowly_too(
-    admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess, kind: Kind
+    admin: Kube,
+    audit: AuditLog,
+    key: Key,
+    operator: OperatorProcess,
+    *,
+    kind: Kind,
+    propagation: str,
+    is_stalled: bool,
 ) -> None:
     """A few quick answers, then rare ones and a condition; the other children stay, and peace brings the child back."""
     operator.start(*BREAKER)
     converged(admin, key)
     child = child_key(key)
+    if is_stalled:
+        admin.patch(CONFIG_MAP, child, {"immutable": True, "data": {CONFIG_FILE: "{}"}})
+        admin.wait_until(ENVOY_PROXY, key, holds("Stalled"))
     others = {each: admin.get(each, child)["metadata"]["uid"] for each in CHILD_KINDS if each != kind}
     mark = audit.mark()
-    with rivalry(admin, Want(kind, child, lambda _: False, None)):
-        seen = wait_contended(admin, key)
+    with rivalry(admin, Want(kind, child, lambda live: "deletionTimestamp" in live["metadata"], None, propagation)):
+        seen = admin.wait_until(ENVOY_PROXY, key, lambda live: condition(live, "Contended"), 20)
         time.sleep(6)
     writes = writes_to(audit, kind, child, mark)
     recovered = admin.wait_until(
-        ENVOY_PROXY, key, lambda live: holds("Reconciled")(live) and not condition(live, "Contended"), 6 * CAP_S
+        ENVOY_PROXY,
+        key,
+        lambda live: (is_stalled or holds("Reconciled")(live)) and not condition(live, "Contended"),
+        6 * CAP_S,
     )
 
     assert THRESHOLD <= len(writes) <= THRESHOLD + 4, [str(each) for each in writes]
     assert_slowed_down(writes)
     assert condition(seen, "Contended")["message"] == f"another writer keeps taking the whole object of the {kind}"
-    assert condition(recovered, "Stalled") == {}
-    assert drift_of(admin, key) == {}
+    assert bool(condition(recovered, "Stalled")) == is_stalled
+    assert set(drift_of(admin, key)) == ({CONFIG_MAP} if is_stalled else set())
     assert {each: admin.get(each, child)["metadata"]["uid"] for each in others} == others
 
 
