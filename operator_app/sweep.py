@@ -52,6 +52,8 @@ async def sweep(
         if store.version(kind, key) != version:
             continue  # the watch has spoken meanwhile
         live = await cluster.get(kind, key)
+        if store.version(kind, key) != version:
+            continue  # it has spoken during the read
         known = store.get(kind, key)
         if live is not None and store.take(Changed(kind, live)):
             missed.append(Missed(kind, live, is_gone=False))
@@ -78,6 +80,8 @@ async def _suspects(
                 if known is None or known < version_of(obj):
                     suspects[key] = known
     for key in store.keys(kind):
+        if namespace not in (None, key.namespace):
+            continue  # the list says nothing about it
         known = store.version(kind, key)
         if key not in listed and known is not None and known <= as_of:
             suspects[key] = known

@@ -44,6 +44,7 @@ class Server(httpx2.AsyncBaseTransport):
         self.living = {key_of(each): each for each in listed}
         self.asked: list[str] = []
         self.is_down = False
+        self.while_reading: Callable[[], object] = lambda: None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """The answer."""
@@ -55,6 +56,7 @@ class Server(httpx2.AsyncBaseTransport):
             meta = {"resourceVersion": str(UP_TO)}
             body = {"kind": "ConfigMapList", "apiVersion": "v1", "metadata": meta, "items": list(self.listed)}
             return httpx2.Response(200, content=json.dumps(body), headers={"content-type": "application/json"})
+        self.while_reading()
         found = self.living.get(Key("team-a", name))
         if found is None:
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound"}
@@ -91,7 +93,12 @@ async def cluster_of(server: Server, folder: Path) -> AsyncGenerator[Cluster]:
 
 
 async def swept(
-    folder: Path, server: Server, store: Store, meanwhile: Callable[[], object] = lambda: None
+    folder: Path,
+    server: Server,
+    store: Store,
+    meanwhile: Callable[[], object] = lambda: None,
+    *,
+    namespace: str | None = None,
 ) -> tuple[Missed, ...]:
     """One sweep; ``meanwhile`` happens in its time of grace."""
 
@@ -100,7 +107,7 @@ async def swept(
 
     wait: Callable[[float], Awaitable[None]] = sleep
     async with cluster_of(server, folder) as cluster:
-        return await sweep(cluster, store, CONFIG_MAP, namespace=None, labels=None, sleep=wait)
+        return await sweep(cluster, store, CONFIG_MAP, namespace=namespace, labels=None, sleep=wait)
 
 
 async def test_where_all_agree_nothing_is_read(tmp_path: Path) -> None:
@@ -159,6 +166,23 @@ async def test_an_object_that_comes_back_in_the_time_of_grace_is_learned_as_it_i
     store = knowing(config_map(A, 5))
     missed = await swept(tmp_path, server, store, lambda: server.living.update({A: config_map(A, UP_TO + 5)}))
     assert missed == (Missed(CONFIG_MAP, config_map(A, UP_TO + 5), is_gone=False),)
+
+
+async def test_an_object_that_comes_back_during_the_read_stays(tmp_path: Path) -> None:
+    """A read that found nothing says nothing about what the watch has delivered since."""
+    server = Server()
+    store = knowing(config_map(A, 5))
+    server.while_reading = lambda: store.take(Changed(CONFIG_MAP, config_map(A, UP_TO + 5)))
+    assert await swept(tmp_path, server, store) == ()
+    assert store.get(CONFIG_MAP, A) == config_map(A, UP_TO + 5)
+
+
+async def test_other_namespaces_are_not_suspected(tmp_path: Path) -> None:
+    """The list of one namespace says nothing about another: nothing of that is read, which may be forbidden."""
+    server = Server(config_map(A, 5))
+    store = knowing(config_map(A, 5), config_map(Key("team-b", "x"), 6))
+    assert await swept(tmp_path, server, store, namespace="team-a") == ()
+    assert server.reads == []
 
 
 async def test_an_object_that_has_left_the_selector_is_not_told(tmp_path: Path) -> None:
