@@ -28,7 +28,7 @@ class Record:
     """What the outside world is told about one proxy.
 
     ``address`` is an IPv4 or IPv6 address or a DNS name; ``ttl_s`` is ``None`` where the proxy leaves it to the
-    registry.
+    registry. Without a ``hostname`` nothing is published, and no outside registry is asked about it.
     """
 
     uid: str

@@ -110,24 +110,19 @@ class PowerDnsRegistry:
 
     async def observe(self, record: Record) -> Finding:
         """See :class:`operator_app.registration.Registry`."""
-        if record.hostname is None:
-            return Finding.ABSENT
-        wanted = self._wanted(record, record.hostname)
+        wanted = self._wanted(record)
         return wanted.finding(await self._look(wanted.place))
 
     async def register(self, record: Record) -> Registration:
-        """See :class:`operator_app.registration.Registry`. A record without a hostname is skipped: it has no name."""
-        if record.hostname is None:
-            sentence = "DNS keeps proxies by hostname: set spec.registration.hostname"
-            return Registration(Outcome.SKIPPED, Problem("HostnameRequired", sentence, is_terminal=True))
-        wanted = self._wanted(record, record.hostname)
+        """See :class:`operator_app.registration.Registry`."""
+        wanted = self._wanted(record)
         before = wanted.finding(await self._look(wanted.place))
         if before is Finding.MATCHING:
             return Registration(Outcome.UNCHANGED)
         if before is Finding.ABSENT and await self._is_parked(wanted.place):
             before = Finding.FOREIGN
         if before in (Finding.FOREIGN, Finding.NEWER):
-            return _refusal(before, record.hostname)
+            return _refusal(before, wanted.place.hostname)
         return await self._write(wanted, before)
 
     async def deregister(self, uid: str, hostname: str) -> Outcome:
@@ -195,8 +190,8 @@ class PowerDnsRegistry:
         owner = seen.holder
         return owner is not None and (owner.operator, owner.uid) == (self._operator, uid)
 
-    def _wanted(self, record: Record, hostname: str) -> "_Wanted":
-        place = place_of(hostname, self._zones)
+    def _wanted(self, record: Record) -> "_Wanted":
+        place = place_of(record.hostname or "", self._zones)
         ownership = Ownership(self._operator, record.uid, record.proxy, record.generation)
         ttl_s = self._default_ttl_s if record.ttl_s is None else record.ttl_s
         return _Wanted(place, address_at(place, record.address), ownership, ttl_s)

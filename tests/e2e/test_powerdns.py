@@ -212,17 +212,6 @@ async def test_the_longest_zone_takes_the_name(operator: Operator, zone: Zone) -
         assert await remove(registry, elsewhere) is Outcome.UNCHANGED
 
 
-async def test_a_proxy_without_a_hostname_has_no_record(
-    registry: PowerDnsRegistry, proxy: FaultyProxy, zone: Zone
-) -> None:
-    """DNS has nothing to call it by: no request, and a reason that says what to write."""
-    record = a_record(zone, hostname=None)
-    with proxy.counted() as requests:
-        assert reason(await registry.register(record)) == "HostnameRequired"
-        assert await registry.observe(record) is Finding.ABSENT
-    assert requests == []
-
-
 async def test_entries_are_ours_alone(registry: PowerDnsRegistry, operator: Operator, zone: Zone) -> None:
     """The audit's list has each record of this operator once, and neither another operator's nor a stranger's."""
     record, second = a_record(zone), a_record(zone, uid="u2", hostname=f"cart.{zone.name}", proxy=Key("team-b", "cart"))
