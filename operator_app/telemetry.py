@@ -5,6 +5,7 @@ with it. What the numbers mean for a proxy belongs in its status, not here.
 """
 
 import logging
+import socket
 import sys
 import threading
 import time
@@ -83,6 +84,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._tenants: set[str] = set()
+        self._shown: set[str] = set()
         self.requests = Counter(
             "operator_app_api_requests",
             "Requests to the API server; code is the HTTP status, or none when there was no answer.",
@@ -180,11 +182,14 @@ class Metrics:
             shown.append(
                 Backlog(OTHER_TENANTS, sum(each.depth for each in others), max(each.oldest_s for each in others))
             )
-        self.tenant_depth.clear()
-        self.tenant_oldest.clear()
         for each in shown:
             self.tenant_depth.labels(each.tenant).set(each.depth)
             self.tenant_oldest.labels(each.tenant).set(each.oldest_s)
+        # Not all at once and before: another thread may scrape at any moment.
+        for gone in self._shown - {each.tenant for each in shown}:
+            self.tenant_depth.remove(gone)
+            self.tenant_oldest.remove(gone)
+        self._shown = {each.tenant for each in shown}
 
 
 class Health:
@@ -206,9 +211,22 @@ class Health:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One thread for each connection: a client that is slow or says nothing must not hold up a probe."""
+    """One thread for each connection: a client that is slow or says nothing must not hold up a probe.
+
+    Both IPv6 and IPv4 where the machine has both: probes come by the family of the cluster's Pods.
+    """
 
     daemon_threads = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        super().__init__(*args, **options)
+
+    def server_bind(self) -> None:
+        """Bind, to IPv4 as well where the socket is one of IPv6."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
 
 class _QuietHandler(WSGIRequestHandler):

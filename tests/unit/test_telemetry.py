@@ -34,9 +34,9 @@ class Clock:
         return self.now
 
 
-def get(port: int, path: str) -> tuple[int, str, str]:
+def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str, str]:
     """Status, content type and body of one answer."""
-    with closing(HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+    with closing(HTTPConnection(host, port, timeout=5)) as connection:
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.headers["Content-Type"], answer.read().decode()
@@ -85,6 +85,22 @@ def test_there_is_nothing_else() -> None:
     with serving(0, Metrics(), Health()) as port:
         for path in ("/", "/healthz/", "/metrics/x", "/secret", "/healthz%2F.."):
             assert get(port, path)[0] == 404, path
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_both_families_are_served() -> None:
+    """A probe comes by the family of the cluster's Pods, which may be IPv6 alone."""
+    with serving(0, Metrics(), Health()) as port:
+        assert [get(port, "/healthz", host)[0] for host in ("127.0.0.1", "::1")] == [200, 200]
+
+
+def test_without_ipv6_there_is_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without IPv6 is no reason not to serve."""
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with serving(0, Metrics(), Health()) as port:
+        assert get(port, "/healthz")[0] == 200
+        with pytest.raises(OSError, match="refused"):
+            get(port, "/healthz", "::1")
 
 
 def test_a_silent_client_holds_up_nobody() -> None:
@@ -205,3 +221,13 @@ def test_a_backlog_that_is_gone_is_not_shown() -> None:
     metrics.show_backlogs([Backlog("team-a", 3, 1.0)])
     metrics.show_backlogs([])
     assert metrics.registry.get_sample_value("operator_app_tenant_queue_depth", {"tenant": "team-a"}) is None
+
+
+def test_a_backlog_that_stays_is_shown_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may scrape at any moment, so the series of a tenant that goes on waiting is never taken away."""
+    metrics = Metrics()
+    metrics.show_backlogs([Backlog("team-a", 3, 1.0)])
+    for gauge in (metrics.tenant_depth, metrics.tenant_oldest):
+        monkeypatch.setattr(gauge, "clear", lambda: pytest.fail("the series is missing for a moment"))
+    metrics.show_backlogs([Backlog("team-a", 4, 2.0)])
+    assert metrics.registry.get_sample_value("operator_app_tenant_queue_depth", {"tenant": "team-a"}) == 4
