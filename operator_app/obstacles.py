@@ -39,28 +39,31 @@ def clearance(desired: Object, live: Object, differences: Iterable[Difference]) 
     return None if is_clear else _merge_patch(before, after)
 
 
-def is_shadowed(live: Object) -> bool:
-    """Whether a shadow owns any of our fields of ``live``."""
+def is_shadowed(live: Object, *, subresource: str = "") -> bool:
+    """Whether a shadow owns any of our fields of ``live``, or of its ``subresource``."""
     entries = live["metadata"].get("managedFields", ())
-    return any(map(_is_shadow, entries)) and without_shadows(live) != list(entries)
+    has_shadow = any(_is_shadow(entry, subresource) for entry in entries)
+    return has_shadow and without_shadows(live, subresource=subresource) != list(entries)
 
 
-def without_shadows(live: Object) -> list[Object]:
+def without_shadows(live: Object, *, subresource: str = "") -> list[Object]:
     """The ``managedFields`` of ``live`` in which shadows own nothing of ours.
 
     They go on owning what else they have: a foreign annotation that nobody owned would vanish with our last one.
     """
-    ours = fields_of(live)
+    ours = fields_of(live, subresource=subresource)
     entries = []
     for entry in live["metadata"].get("managedFields", ()):
-        left = _without(entry.get("fieldsV1") or {}, ours) if _is_shadow(entry) else entry.get("fieldsV1")
-        if left or not _is_shadow(entry):
+        is_shadow = _is_shadow(entry, subresource)
+        left = _without(entry.get("fieldsV1") or {}, ours) if is_shadow else entry.get("fieldsV1")
+        if left or not is_shadow:
             entries.append(entry | {"fieldsV1": left})
     return entries
 
 
-def _is_shadow(entry: Mapping[str, Any]) -> bool:
-    return entry.get("manager") in _SHADOWS and entry.get("operation") == "Update" and not entry.get("subresource")
+def _is_shadow(entry: Mapping[str, Any], subresource: str) -> bool:
+    is_update = entry.get("operation") == "Update" and entry.get("subresource", "") == subresource
+    return is_update and entry.get("manager") in _SHADOWS
 
 
 def _without(owned: Fields, ours: Fields) -> Fields:

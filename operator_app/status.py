@@ -13,6 +13,7 @@ Guarantees
 * ``Reconciling`` and ``Stalled`` exist only while they are true, as kstatus asks
   (sigs.k8s.io/cli-utils, pkg/kstatus), and so does ``Contended``.
 * Conditions and fields of other writers survive: only what this operator owns is compared and sent.
+* What this operator said it can take back, even after somebody wiped ``managedFields``.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from operator_app.apply import Outcome, Problem, Result
 from operator_app.cluster import Cluster
 from operator_app.desired import selector_labels
 from operator_app.kinds import DEPLOYMENT, ENVOY_PROXY, Key, Kind, Object, key_of
-from operator_app.ownership import Difference, differences
+from operator_app.obstacles import is_shadowed, without_shadows
+from operator_app.ownership import Difference, differences, fields_of
 from operator_app.store import Store
 
 RECONCILED: Final = "Reconciled"
@@ -35,6 +37,8 @@ RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 CONTENDED: Final = "Contended"
 
+_TYPES: Final = frozenset({RECONCILED, AVAILABLE, REGISTERED, READY, RECONCILING, STALLED, CONTENDED})
+_SUBRESOURCE: Final = "status"
 _COUNTERS: Final = frozenset({("f:status", "f:replicas"), ("f:status", "f:readyReplicas")})
 
 
@@ -299,9 +303,13 @@ class StatusWriter:
         Raises ``ConflictError`` when the proxy is not at the observed version any more: observe anew.
         """
         key = key_of(proxy)
+        if is_shadowed(proxy, subresource=_SUBRESOURCE):
+            proxy = await self._cast_off_shadows(proxy)
+        if not fields_of(proxy, subresource=_SUBRESOURCE):
+            status = _with_what_was_said(status, proxy)
         metadata = {name: proxy["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         desired = {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": metadata, "status": status}
-        news = differences(desired, proxy, subresource="status")
+        news = differences(desired, proxy, subresource=_SUBRESOURCE)
         if not news:
             self._due_mono.pop(key, None)
             return None
@@ -310,15 +318,35 @@ class StatusWriter:
             if due > self._mono():
                 return due - self._mono()
         self._due_mono.pop(key, None)
-        applied = await self._cluster.apply(ENVOY_PROXY, desired, force=True, subresource="status")
+        applied = await self._cluster.apply(ENVOY_PROXY, desired, force=True, subresource=_SUBRESOURCE)
         is_same = applied.object["metadata"]["resourceVersion"] == metadata["resourceVersion"]
         self._on_write(ENVOY_PROXY, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         self._store.learn(ENVOY_PROXY, applied.object)
-        return None
+        return 0.0 if is_shadowed(applied.object, subresource=_SUBRESOURCE) else None
+
+    async def _cast_off_shadows(self, proxy: Object) -> Object:
+        """Be the only owner of what we said, in exactly this version, so that giving it up removes it."""
+        pinned = {name: proxy["metadata"][name] for name in ("uid", "resourceVersion")}
+        entries = without_shadows(proxy, subresource=_SUBRESOURCE)
+        stored = await self._cluster.merge_patch(
+            ENVOY_PROXY, key_of(proxy), {"metadata": pinned | {"managedFields": entries}}
+        )
+        self._on_write(ENVOY_PROXY, Outcome.CONFIGURED)
+        self._store.learn(ENVOY_PROXY, stored)
+        return stored
 
     def forget(self, key: Key) -> None:
         """There is no proxy of this name any more."""
         self._due_mono.pop(key, None)
+
+
+def _with_what_was_said(status: Object, proxy: Object) -> Object:
+    """``status`` and what else we once said of ``proxy``: only what we own again can be taken back."""
+    stored: Object = proxy.get("status") or {}
+    said = {each["type"]: each for each in stored.get("conditions", ()) if each["type"] in _TYPES}
+    known = {each["type"]: each for each in status["conditions"]}
+    address = {name: stored[name] for name in ("address",) if name in stored}
+    return address | status | {"conditions": list((said | known).values())}
 
 
 def _is_counting(news: tuple[Difference, ...]) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from operator_app.desired import child_key
 from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
+from operator_app.ownership import fields_of
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube, wait_until
@@ -265,6 +266,35 @@ def test_a_quota_stalls_until_it_is_raised(admin: Kube, namespace: str) -> None:
     admin.delete(RESOURCE_QUOTA, at)
     wait_reconciled(admin, key)
     assert_one_of_everything(admin, key)
+
+
+@pytest.mark.parametrize("is_edited_unseen", [False, True], ids=["one by one", "at once"])
+def test_what_was_said_can_still_be_taken_back_after_ownership_was_wiped(
+    admin: Kube, namespace: str, running_operator: OperatorProcess, *, is_edited_unseen: bool
+) -> None:
+    """A condition that nobody seemed to own for a while still goes when it is true no more; another writer's stays."""
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0, **too_large()))
+    stalled = admin.wait_until(ENVOY_PROXY, key, is_stalled("ConfigurationTooLarge"))
+    foreign = {"status": {"conditions": [FOREIGN_CONDITION]}}
+    admin.apply(ENVOY_PROXY, shell(stalled) | foreign, field_manager="scanner", subresource="status")
+
+    if is_edited_unseen:
+        running_operator.stop()
+    admin.patch(ENVOY_PROXY, key, {"metadata": {"managedFields": [{}]}})
+    if not is_edited_unseen:
+        admin.wait_until(ENVOY_PROXY, key, lambda live: bool(fields_of(live, subresource="status")))
+    admin.patch(ENVOY_PROXY, key, {"spec": a_proxy(namespace)["spec"]})
+    if is_edited_unseen:
+        running_operator.start()
+
+    wait_ready(admin, key)
+    admin.wait_until(ENVOY_PROXY, key, lambda live: not condition(live, "Stalled"))
+    settled = admin.wait_until(ENVOY_PROXY, key, lambda live: not condition(live, "Reconciling"))
+    assert kstatus(settled) == "Current"
+    assert condition(settled, FOREIGN_CONDITION["type"]) == FOREIGN_CONDITION
+    time.sleep(REST_S)
+    assert admin.get(ENVOY_PROXY, key) == settled, "nothing is written again and again"
 
 
 def shell(proxy: Object) -> Object:

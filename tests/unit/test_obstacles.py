@@ -116,6 +116,17 @@ def test_shadows_are_our_own_updates_and_the_api_servers_stand_in(name: str) -> 
     assert without_shadows(live) == OTHERS
 
 
+def test_a_subresource_has_shadows_of_its_own() -> None:
+    """Only what is owned on the same subresource is cast off there; the object's own entries stay."""
+    ours = owner(FIELD_MANAGER, "Apply", "f:status", "f:ours", subresource="status")
+    shadow = owner("before-first-apply", "Update", "f:status", "f:ours", subresource="status")
+    beside = [ours, owner("before-first-apply", "Update", "f:spec", "f:ours"), owner("editor", "Update", "f:spec")]
+    live = an_object({}, *beside, shadow)
+    assert not is_shadowed(live)
+    assert is_shadowed(live, subresource="status")
+    assert without_shadows(live, subresource="status") == beside
+
+
 def test_a_shadow_keeps_what_is_not_ours() -> None:
     """Foreign fields go on having an owner; an item of ours is left to nobody else, with all that is in it."""
     ours = {"f:annotations": {"f:ours": {}}, "f:ports": {KEY_80: {".": {}, "f:name": {}}}, "f:selector": {}}

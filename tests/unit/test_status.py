@@ -14,7 +14,8 @@ from operator_app.breaker import Contention
 from operator_app.errors import ConflictError
 from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
 from operator_app.status import Observation, Rollout, is_told, is_verified, next_status, rollout_of
-from tests.unit.scripted_api import CONFLICT, SETTLE_S, ScriptedApi, proxy_of_team, rooms, told, with_status
+from tests.unit.field_sets import entry, field_set
+from tests.unit.scripted_api import CONFLICT, SETTLE_S, ScriptedApi, ok, proxy_of_team, rooms, told, with_status
 
 NOW = datetime(2026, 7, 2, 3, 4, 5, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -397,6 +398,48 @@ async def test_an_edit_by_somebody_else_is_undone(tmp_path: Path) -> None:
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
     async with rooms(api, tmp_path) as own:
         await own.statuses.write(proxy, status)
+
+
+def wiped(proxy: Object, *entries: Object) -> Object:
+    """``proxy`` after somebody replaced its ``managedFields`` by ``entries``."""
+    return proxy | {"metadata": proxy["metadata"] | {"managedFields": list(entries)}}
+
+
+@pytest.mark.anyio
+async def test_what_was_said_is_owned_again_before_it_is_taken_back(tmp_path: Path) -> None:
+    """Once ownership was wiped, a condition and an address that hold no more are applied once more, and only ours."""
+    said = next_status(with_problem(SERVICE, ACT), now=NOW) | {"address": "somewhere.else"}
+    proxy = wiped(with_status(proxy_of_team(), said))
+    proxy["status"]["conditions"].append({"type": "Theirs", "status": "True"})
+    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
+    async with rooms(api, tmp_path) as own:
+        await own.statuses.write(proxy, next_status(observed(proxy, address=None), now=LATER))
+    sent = api.sent[0].body["status"]
+    stalled = {"Stalled": "True NameConflict"}
+    assert {each["type"]: f"{each['status']} {each['reason']}" for each in sent["conditions"]} == FINE | stalled
+    assert sent["address"] == "somewhere.else"
+
+
+@pytest.mark.anyio
+async def test_the_api_servers_stand_in_is_cast_off_before_anything_is_taken_back(tmp_path: Path) -> None:
+    """The answer that shows it asks for another round; that one makes our fields ours alone, and then gives up."""
+    said = next_status(with_problem(SERVICE, ACT), now=NOW)
+    proxy = with_status(proxy_of_team(), said)
+    mine = proxy["metadata"]["managedFields"]
+    fields: Object = {"f:status": {"f:conditions": {'k:{"type":"Theirs"}': {}} | field_set(said)["f:conditions"]}}
+    shadow = entry(proxy, fields, manager="before-first-apply", operation="Update", subresource="status")
+    left: Object = {"f:status": {"f:conditions": {'k:{"type":"Theirs"}': {}}}}
+    shadowed, free = wiped(proxy, *mine, shadow), wiped(proxy, *mine, shadow | {"fieldsV1": left})
+    free["metadata"]["resourceVersion"] = "9999"
+    api = ScriptedApi(("apply EnvoyProxy/status", ok(shadowed)))
+    async with rooms(api, tmp_path) as own:
+        assert await own.statuses.write(wiped(proxy), said) == 0
+        api.add(("patch EnvoyProxy", ok(free)), ("apply EnvoyProxy/status", told(free)))
+        assert await own.statuses.write(shadowed, next_status(observed(shadowed), now=LATER)) is None
+    pinned = {"uid": "proxy-uid", "resourceVersion": shadowed["metadata"]["resourceVersion"]}
+    assert api.sent[1].body == {"metadata": pinned | {"managedFields": free["metadata"]["managedFields"]}}
+    assert api.sent[2].body["metadata"]["resourceVersion"] == "9999"
+    assert [each["type"] for each in api.sent[2].body["status"]["conditions"]] == list(FINE)
 
 
 @pytest.mark.anyio
