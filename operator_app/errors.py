@@ -17,9 +17,23 @@ Errors are classified by HTTP status, ``Status.reason`` and ``Status.details.cau
 They carry the object they are about, so that a log line needs no other context.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Final
 
 from operator_app.kinds import Key, Kind
+
+LONGEST_WAIT_S: Final = 3600.0
+"""Nobody is waited for longer than this without another try, whatever is asked for."""
+
+
+def bounded_s(asked_s: float) -> float:
+    """A wait that somebody else asks for, in seconds between 0 and ``LONGEST_WAIT_S``.
+
+    What a server's header or a registry's plugin says may be negative, infinite or undefined; the latter two mean the
+    longest wait.
+    """
+    return min(max(0.0, asked_s), LONGEST_WAIT_S) if math.isfinite(asked_s) else LONGEST_WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,10 @@ class ConfigurationError(OperatorError):
 
 
 class TransientError(OperatorError):
-    """Worth another try: a timeout, a lost connection, a 5xx. ``retry_after_s`` is the server's wish in seconds."""
+    """Worth another try: a timeout, a lost connection, a 5xx.
+
+    ``retry_after_s`` is the server's wish in seconds, between 0 and ``LONGEST_WAIT_S`` whatever it was.
+    """
 
     def __init__(
         self,
@@ -69,7 +86,7 @@ class TransientError(OperatorError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, kind=kind, key=key)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = None if retry_after_s is None else bounded_s(retry_after_s)
 
 
 class ConflictError(TransientError):

@@ -19,6 +19,7 @@ from pytest_httpx import HTTPXMock
 
 from operator_app.apply import Outcome
 from operator_app.errors import (
+    LONGEST_WAIT_S,
     ConfigurationError,
     ForbiddenError,
     InvalidError,
@@ -262,6 +263,7 @@ FAILURES: list[tuple[dict[str, Any], type[OperatorError], str | None, float | No
     ({"status_code": 413}, InvalidError, "RecordRefused", None),
     ({"status_code": 422, "json": {"error": "no"}}, InvalidError, "RecordRefused", None),
     ({"status_code": 429, "headers": {"Retry-After": "12"}}, ThrottledError, None, 12.0),
+    ({"status_code": 429, "headers": {"Retry-After": "9" * 310}}, ThrottledError, None, LONGEST_WAIT_S),
     ({"status_code": 500, "json": {"error": "locked"}}, TransientError, None, None),
     ({"status_code": 502, "html": "<html>"}, TransientError, None, None),
     ({"status_code": 503, "headers": {"Retry-After": "soon"}}, TransientError, None, None),

@@ -1,0 +1,40 @@
+"""What errors carry: waits that others ask for, within bounds."""
+
+import json
+import math
+
+import pytest
+
+from operator_app.answers import refusal
+from operator_app.errors import LONGEST_WAIT_S, TransientError
+from operator_app.kinds import CONFIG_MAP
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "kept_s"),
+    [
+        (None, None),
+        (0.0, 0.0),
+        (30.0, 30.0),
+        (-1.0, 0.0),
+        (1e300, LONGEST_WAIT_S),
+        (math.inf, LONGEST_WAIT_S),
+        (-math.inf, LONGEST_WAIT_S),
+        (math.nan, LONGEST_WAIT_S),
+    ],
+)
+def test_a_wait_that_somebody_asks_for_is_bounded(asked_s: float | None, kept_s: float | None) -> None:
+    """Whoever sleeps for ``retry_after_s`` wakes up, be it a round, a watch or a plugin's pause."""
+    assert TransientError("busy", retry_after_s=asked_s).retry_after_s == kept_s
+
+
+@pytest.mark.parametrize(
+    ("headers", "details", "kept_s"),
+    [({"retry-after": "9" * 310}, {}, LONGEST_WAIT_S), ({}, {"retryAfterSeconds": -1}, 0.0)],
+)
+def test_an_answer_can_not_ask_for_nonsense(headers: dict[str, str], details: dict[str, float], kept_s: float) -> None:
+    """The API server's own numbers are bounded, too."""
+    body = json.dumps({"kind": "Status", "code": 503, "details": details}).encode()
+    refused = refusal(503, headers, body, kind=CONFIG_MAP)
+    assert isinstance(refused, TransientError)
+    assert refused.retry_after_s == kept_s
