@@ -5,12 +5,13 @@ What a key is, who may work it and what a round does are the application's; whic
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import anyio
 import structlog
 
-from operator_app.errors import OperatorError, TransientError
+from operator_app.errors import OperatorError, TransientError, bounded_s
 from operator_app.kinds import Key
 from operator_app.pressure import Pressure
 from operator_app.telemetry import Backlog, Metrics
@@ -21,6 +22,9 @@ log = structlog.get_logger(__name__)
 
 Work = Callable[[Key, int], Awaitable[Verdict | None]]
 """One round of a key that has failed that many times in a row; ``None`` when it was not this replica's to run."""
+
+LOOK_AGAIN_S: Final = 1.0
+"""How soon workers that pressure keeps idle are noticed to be free again."""
 
 _CRASHED: Final = "the round crashed; the log has the traceback"
 
@@ -73,38 +77,39 @@ class Dispatcher:
         self._news.set()
 
     async def run(self, *, grace_s: float) -> None:
-        """Run rounds; after ``stop`` return when those in progress are over, or are cut off after ``grace_s``."""
-        slots = anyio.CapacityLimiter(self._workers)
+        """Run rounds; ``grace_s`` after ``stop`` those still in progress are cut off. Returns when all are over."""
         async with anyio.create_task_group() as rounds:
-            while True:
-                share = self._pressure.share(now_mono=time.monotonic())
-                slots.total_tokens = max(1, int(self._workers * share))
-                # A free worker comes first: a key keeps its fair place in the queue until somebody can work it.
-                slot = object()
-                await slots.acquire_on_behalf_of(slot)
-                key = await self._next()
-                if key is None:
-                    break
-                rounds.start_soon(self._round, key, slots, slot)
+            while (key := await self._next()) is not None:
+                rounds.start_soon(self._round, key)
             rounds.cancel_scope.deadline = anyio.current_time() + grace_s
 
     async def _next(self) -> Key | None:
-        """The next key, once there is one; ``None`` when there is none to be begun any more."""
+        """The next key, once there is one and a worker for it; ``None`` when none is to be begun any more."""
         while not self.is_stopping:
-            key = self._queue.take(time.monotonic())
-            if key is not None:
-                return key
-            await self._rest()
+            # A free worker comes first: a key keeps its fair place in the queue until somebody can work it.
+            wake_at: float | None = None
+            allowed = self._allowed()
+            if self._queue.in_flight < allowed:
+                key = self._queue.take(time.monotonic())
+                if key is not None:
+                    return key
+                wake_at = self._queue.ready_at(time.monotonic())
+            elif allowed < self._workers:
+                wake_at = time.monotonic() + LOOK_AGAIN_S  # nobody tells when pressure fades
+            await self._rest(wake_at)
         return None
 
-    async def _rest(self) -> None:
-        """Sleep until there is news or a delayed key comes due."""
-        ready_at = self._queue.ready_at(time.monotonic())
+    def _allowed(self) -> int:
+        """How many rounds may run now."""
+        return max(1, int(self._workers * self._pressure.share(now_mono=time.monotonic())))
+
+    async def _rest(self, wake_at: float | None) -> None:
+        """Sleep until there is news or ``wake_at`` has come."""
         self._news = anyio.Event()
-        with anyio.move_on_after(None if ready_at is None else max(0.0, ready_at - time.monotonic())):
+        with anyio.move_on_after(None if wake_at is None else max(0.0, wake_at - time.monotonic())):
             await self._news.wait()
 
-    async def _round(self, key: Key, slots: anyio.CapacityLimiter, slot: object) -> None:
+    async def _round(self, key: Key) -> None:
         begun_mono = time.monotonic()
         verdict: Verdict | None = None
         try:
@@ -112,19 +117,27 @@ class Dispatcher:
         except Exception:
             log.exception("round_crashed", proxy=str(key))
             verdict = Verdict(failure=OperatorError(_CRASHED))
-        finally:
-            slots.release_on_behalf_of(slot)
         if verdict is not None:
             self._metrics.round_seconds.observe(time.monotonic() - begun_mono)
             self._metrics.rounds.labels("failed" if verdict.failure else "done").inc()
-        self._settle(key, verdict or Verdict())
+        try:
+            self._settle(key, verdict or Verdict())
+        except Exception:
+            log.exception("round_unsettled", proxy=str(key))
+            with suppress(ValueError):  # the key is not in flight: so much was settled
+                self._queue.failed(key, now=time.monotonic())
         self._news.set()
 
     def _settle(self, key: Key, verdict: Verdict) -> None:
         now = time.monotonic()
+        again_s = None if verdict.again_after_s is None else bounded_s(verdict.again_after_s)
         if verdict.failure is None:
-            self._queue.done(key, now=now, again_after_s=verdict.again_after_s)
+            self._queue.done(key, now=now, again_after_s=again_s)
             return
         wish_s = verdict.failure.retry_after_s if isinstance(verdict.failure, TransientError) else None
-        delay_s = self._queue.failed(key, now=now, retry_after_s=wish_s)
+        if wish_s is None:
+            delay_s = self._queue.failed(key, now=now, again_after_s=again_s)
+        else:
+            # The server's wish and the backoff go before the round's: it is the server that is in trouble.
+            delay_s = self._queue.failed(key, now=now, retry_after_s=bounded_s(wish_s))
         log.info("round_failed", proxy=str(key), error=str(verdict.failure), retry_in_s=round(delay_s, 3))

@@ -14,7 +14,8 @@ Guarantees
     - *No burst of retries.* The n-th consecutive failure of a key delays it by
       ``rand() * min(backoff_cap_s, backoff_base_s * 2 ** (n - 1))`` seconds (full jitter), and from the
       ``slow_lane_after``-th on by ``backoff_cap_s`` exactly (the earlier delays have spread the keys, so a key
-      that fails for ever costs one round per cap); never by less than what the server asked for.
+      that fails for ever costs one round per cap). It comes back sooner if the round itself asks for that, or the
+      user; nobody comes back before the server wants it.
     - *No leak.* Memory is proportional to the keys that are ready, delayed or in flight. An empty lane vanishes, and
       cancelled or superseded timers never outnumber the living ones by more than a constant.
 
@@ -239,9 +240,9 @@ class WorkQueue:
     def add(self, key: Key, lane: str, priority: Priority, *, now: float) -> None:
         """Want a round of ``key`` from now on, in ``lane``; a key known in another lane moves.
 
-        A ``USER`` wish ends the key's backoff and forgets its failures: they belong to a declaration that no longer
-        holds. Other wishes do not, or every event of a broken child would defeat the backoff. What a server asked for
-        (``failed(retry_after_s=...)``) is waited for in any case.
+        A ``USER`` wish, for now or for later, ends the key's backoff and forgets its failures: they belong to a
+        declaration that no longer holds. Other wishes do not, or every event of a broken child would defeat the
+        backoff. What a server asked for (``failed(retry_after_s=...)``) is waited for in any case.
         """
         self.add_at(key, lane, priority, at=now, now=now)
 
@@ -256,12 +257,10 @@ class WorkQueue:
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = _Entry(key, lane)
-        if at <= now:
-            at = now
-            if priority is Priority.USER:
-                entry.failures = 0
-                entry.backoff_until = -math.inf
-        at = max(at, entry.backoff_until, entry.refused_until)
+        if priority is Priority.USER:
+            entry.failures = 0
+            entry.backoff_until = -math.inf
+        at = max(at, now, entry.backoff_until, entry.refused_until)
 
         if entry.working is not None:
             entry.lane = lane
@@ -314,20 +313,25 @@ class WorkQueue:
             self._place(entry, now)
         self._settle(lane, now)
 
-    def failed(self, key: Key, *, now: float, retry_after_s: float | None = None) -> float:
+    def failed(
+        self, key: Key, *, now: float, retry_after_s: float | None = None, again_after_s: float | None = None
+    ) -> float:
         """The round failed: the key is delayed, by the seconds that are returned.
 
         The retry keeps the priority of the round that failed (or a better one that was added meanwhile) until it is
         in the slow lane, where it ranks with sweeps. If the user changed the declaration during the round, the failure
-        says nothing about the new one: it does not count, and only ``retry_after_s`` is waited for.
+        says nothing about the new one: it does not count, and only the edit's own moment and ``retry_after_s`` are
+        waited for. ``again_after_s`` is as in ``done``: it comes before the backoff, and not before ``retry_after_s``.
 
         Raises ``ValueError`` if ``key`` is not in flight or the seconds are negative or not finite.
         """
-        delay_s = refused_s = 0.0 if retry_after_s is None else _seconds("retry_after_s", retry_after_s)
+        refused_s = 0.0 if retry_after_s is None else _seconds("retry_after_s", retry_after_s)
+        again_s = None if again_after_s is None else max(refused_s, _seconds("again_after_s", again_after_s))
         entry, lane = self._finish(key, now)
-        edited = entry.priority is Priority.USER and entry.at <= now
+        edited = entry.priority is Priority.USER
         if edited:
             entry.failures = 0
+            delay_s = max(refused_s, entry.at - now)
         else:
             entry.failures += 1
             delay_s = max(refused_s, self._backoff_s(entry.failures))
@@ -335,6 +339,9 @@ class WorkQueue:
             entry.priority = min(entry.priority, Priority.SWEEP if is_slow else entry.working_priority)
         entry.refused_until = now + refused_s
         entry.backoff_until = entry.at = now + delay_s
+        if again_s is not None:
+            entry.want(max(entry.working_priority, Priority.REPAIR), now + again_s)
+            delay_s = min(delay_s, again_s)
         self._place(entry, now)
         self._settle(lane, now)
         return delay_s

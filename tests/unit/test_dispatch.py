@@ -1,10 +1,13 @@
 """The dispatcher: workers, crashes, and how it stops."""
 
+import math
+
 import anyio
 import pytest
 
+from operator_app import dispatch
 from operator_app.dispatch import Dispatcher, Work
-from operator_app.errors import ThrottledError
+from operator_app.errors import OperatorError, ThrottledError, TransientError
 from operator_app.kinds import Key
 from operator_app.pressure import Pressure
 from operator_app.telemetry import Metrics
@@ -20,10 +23,12 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def dispatcher(work: Work, *, workers: int = 4) -> Dispatcher:
+def dispatcher(
+    work: Work, *, workers: int = 4, backoff_s: float = 0.001, pressure: Pressure | None = None
+) -> Dispatcher:
     """A dispatcher in front of ``work``, with quick retries."""
-    limits = Limits(in_flight_per_lane=workers, backoff_base_s=0.001, backoff_cap_s=0.001)
-    return Dispatcher(work, limits, Pressure(), Metrics(), workers=workers, rand=lambda: 1.0)
+    limits = Limits(in_flight_per_lane=workers, backoff_base_s=backoff_s, backoff_cap_s=backoff_s)
+    return Dispatcher(work, limits, pressure or Pressure(), Metrics(), workers=workers, rand=lambda: 1.0)
 
 
 async def test_a_round_that_crashes_is_tried_again_and_costs_nobody_else_anything() -> None:
@@ -131,3 +136,124 @@ async def test_what_the_server_asks_for_is_waited_for() -> None:
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert len(under_test) == 1
+
+
+@pytest.mark.parametrize("asked_s", [-1.0, math.inf, -math.inf, math.nan, 1e300])
+@pytest.mark.parametrize("is_failure", [True, False])
+async def test_an_odd_wish_to_come_back_ends_nothing(asked_s: float, is_failure: bool) -> None:  # noqa: FBT001  # pytest passes it by name
+    """Whatever a server or a registry asks for, the key stays wanted and the next one is worked."""
+    failure = TransientError("odd", retry_after_s=asked_s) if is_failure else None
+    seen: set[str] = set()
+
+    async def work(key: Key, _failures: int) -> Verdict:
+        await anyio.lowlevel.checkpoint()
+        seen.add(key.name)
+        if key.name == "odd":
+            under_test.want(Key("b", "next"), "b", Priority.USER)
+            return Verdict(again_after_s=None if is_failure else asked_s, failure=failure)
+        under_test.stop()
+        return DONE
+
+    under_test = dispatcher(work, workers=1)
+    under_test.want(Key("a", "odd"), "a", Priority.USER)
+    with anyio.fail_after(5):
+        await under_test.run(grace_s=1)
+    assert seen == {"odd", "next"}
+    assert len(under_test) == 1
+
+
+async def test_a_round_that_can_not_be_settled_costs_its_own_key_a_failure() -> None:
+    """What a round tells may be a plugin's nonsense; its key is tried again and keeps no worker."""
+    seen: list[int] = []
+
+    async def work(key: Key, failures: int) -> Verdict:
+        await anyio.lowlevel.checkpoint()
+        seen.append(failures)
+        if failures == 2:
+            under_test.stop()
+            return DONE
+        nonsense = TransientError("nonsense", key=key)
+        nonsense.retry_after_s = "soon"  # type: ignore[assignment]
+        return Verdict(failure=nonsense)
+
+    under_test = dispatcher(work, workers=1)
+    under_test.want(Key("a", "web"), "a", Priority.USER)
+    with anyio.fail_after(5):
+        await under_test.run(grace_s=1)
+    assert seen == [0, 1, 2]
+    assert len(under_test) == 0
+
+
+@pytest.mark.parametrize("failure", [OperatorError("something else"), ThrottledError("busy", retry_after_s=3600)])
+async def test_a_failure_does_not_drop_the_wish_to_come_back(failure: OperatorError) -> None:
+    """A pause that ends before the backoff is not prolonged by another problem, unless a server asked for that."""
+    rounds = 0
+    calm_again = anyio.Event()
+
+    async def work(_key: Key, _failures: int) -> Verdict:
+        nonlocal rounds
+        rounds += 1
+        await anyio.lowlevel.checkpoint()
+        if rounds == 2:
+            calm_again.set()
+        return Verdict(again_after_s=0.001, failure=failure)
+
+    under_test = dispatcher(work, backoff_s=60)
+    under_test.want(Key("a", "web"), "a", Priority.USER)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: under_test.run(grace_s=1))
+        with anyio.move_on_after(5 if type(failure) is OperatorError else 0.05):
+            await calm_again.wait()
+        under_test.stop()
+    assert calm_again.is_set() == (type(failure) is OperatorError)
+
+
+class Fading(Pressure):
+    """Pressure that ends when the test says so."""
+
+    least = 0.25
+
+    def share(self, *, now_mono: float) -> float:  # noqa: ARG002  # no clock here
+        """The share of workers that the test allows."""
+        return self.least
+
+
+async def test_workers_come_back_when_pressure_fades(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slow round keeps others waiting for no longer than the pressure lasts."""
+    monkeypatch.setattr(dispatch, "LOOK_AGAIN_S", 0.001, raising=False)
+    pressure, is_over = Fading(), anyio.Event()
+
+    async def work(key: Key, _failures: int) -> Verdict:
+        if key.name == "slow":
+            pressure.least = 1.0
+            await is_over.wait()
+        else:
+            is_over.set()
+            under_test.stop()
+        return DONE
+
+    under_test = dispatcher(work, workers=4, pressure=pressure)
+    under_test.want(Key("a", "slow"), "a", Priority.USER)
+    under_test.want(Key("b", "edit"), "b", Priority.USER)
+    with anyio.fail_after(5):
+        await under_test.run(grace_s=1)
+    assert is_over.is_set()
+
+
+async def test_the_grace_time_begins_although_all_workers_are_busy() -> None:
+    """Stopping needs no free worker."""
+    begun = anyio.Event()
+
+    async def work(_key: Key, _failures: int) -> Verdict:
+        begun.set()
+        await anyio.sleep_forever()
+        return DONE
+
+    under_test = dispatcher(work, workers=1)
+    under_test.want(Key("a", "stuck"), "a", Priority.USER)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: under_test.run(grace_s=0.01))
+            await begun.wait()
+            await anyio.wait_all_tasks_blocked()
+            under_test.stop()

@@ -135,6 +135,8 @@ class TestOneKey:
             with pytest.raises(ValueError, match="retry_after_s must be"):
                 queue.failed(key("x"), now=0, retry_after_s=seconds)
             with pytest.raises(ValueError, match="again_after_s must be"):
+                queue.failed(key("x"), now=0, again_after_s=seconds)
+            with pytest.raises(ValueError, match="again_after_s must be"):
                 queue.done(key("x"), now=0, again_after_s=seconds)
         queue.done(key("x"), now=0)
         assert_empty(queue)
@@ -295,7 +297,10 @@ class TestBackoff:
 
     @pytest.mark.parametrize("priority", [REPAIR, SWEEP])
     def test_events_do_not_defeat_backoff(self, priority: Priority) -> None:
-        """A repair or sweep of a key in backoff waits with it, be it added after the failure or during the round."""
+        """A repair or sweep of a key in backoff waits with it, be it added after the failure or during the round.
+
+        A user's edit does not: when it is itself put off, it runs at its own moment.
+        """
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         queue.take(0)
@@ -303,9 +308,10 @@ class TestBackoff:
         queue.add_at(key("x"), "a", priority, at=1, now=0)
         queue.failed(key("x"), now=2)
         queue.add(key("x"), "a", priority, now=2)
-        queue.add_at(key("x"), "a", USER, at=2.5, now=2)
         assert queue.ready_at(2) == 3
-        assert drained(queue, 3) == [key("x")]
+        queue.add_at(key("x"), "a", USER, at=2.5, now=2)
+        assert queue.take(2.499) is None
+        assert drained(queue, 2.5) == [key("x")]
         assert_empty(queue)
 
     def test_a_user_s_edit_is_tried_at_once(self) -> None:
@@ -334,6 +340,39 @@ class TestBackoff:
         queue.add(key("x"), "a", USER, now=2)
         assert queue.failed(key("x"), now=2, retry_after_s=4) == 4
         assert queue.ready_at(2) == 6
+
+    def test_an_edit_that_is_put_off_ends_the_backoff_all_the_same(self) -> None:
+        """Under pressure an edit waits for its own moment and for a server's wish, but not for the backoff."""
+        queue = queue_of()
+        queue.add(key("x"), "a", REPAIR, now=0)
+        for now in (0, 100, 200):
+            queue.take(now)
+            queue.failed(key("x"), now=now)
+        queue.add_at(key("x"), "a", USER, at=201, now=200)
+        assert (queue.failures(key("x")), queue.ready_at(200)) == (0, 201)
+        queue.take(201)
+        queue.add_at(key("x"), "a", USER, at=203, now=202)
+        assert queue.failed(key("x"), now=202) == 1
+        assert (queue.failures(key("x")), queue.ready_at(202)) == (0, 203)
+        queue.take(203)
+        queue.failed(key("x"), now=203, retry_after_s=4)
+        queue.add_at(key("x"), "a", USER, at=204, now=203)
+        assert queue.ready_at(203) == 207
+
+    def test_a_failed_round_may_ask_to_come_back_sooner(self) -> None:
+        """Its own wish ends no backoff, which holds for all events as before, and waits for what a server asked for."""
+        queue = queue_of()
+        queue.add(key("x"), "a", USER, now=0)
+        queue.take(0)
+        assert queue.failed(key("x"), now=0, again_after_s=50) == 1
+        queue.take(1)
+        assert queue.failed(key("x"), now=1, again_after_s=1) == 1
+        queue.add(key("x"), "a", REPAIR, now=1)
+        assert (queue.failures(key("x")), queue.ready_at(1)) == (2, 2)
+        queue.take(2)
+        queue.add(key("x"), "a", REPAIR, now=2)
+        assert queue.failed(key("x"), now=2, retry_after_s=3, again_after_s=1) == 3
+        assert queue.ready_at(2) == 5
 
     def test_a_retry_keeps_its_priority_until_the_slow_lane(self) -> None:
         """A failed edit is retried before repairs; after ``slow_lane_after`` failures it comes after them."""
@@ -637,9 +676,9 @@ class AgainstTheModel(RuleBasedStateMachine):
             self.queue.add_at(each, lane, priority, at=at, now=self.now)
         else:
             self.queue.add(each, lane, priority, now=self.now)
-            if priority is USER:
-                self.failures.pop(each, None)
-                self.backoff_until.pop(each, None)
+        if priority is USER:
+            self.failures.pop(each, None)
+            self.backoff_until.pop(each, None)
         at = max(at, self.backoff_until.get(each, at), self.refused_until.get(each, at))
         wish = Wish(lane, priority, at)
         self.wishes[each] = self.wishes[each].merged(wish) if each in self.wishes else wish
@@ -683,29 +722,41 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.after_each_call()
 
     @precondition(lambda self: self.rounds)
-    @rule(data=st.data(), retry_after_s=maybe_seconds, rand=st.sampled_from([0.0, 0.25, 0.5, 0.75]))
-    def failed(self, data: st.DataObject, retry_after_s: float | None, rand: float) -> None:
-        """Failure delays by the formula, unless the user changed the declaration meanwhile."""
+    @rule(
+        data=st.data(),
+        retry_after_s=maybe_seconds,
+        again_after_s=maybe_seconds,
+        rand=st.sampled_from([0.0, 0.25, 0.5, 0.75]),
+    )
+    def failed(
+        self, data: st.DataObject, retry_after_s: float | None, again_after_s: float | None, rand: float
+    ) -> None:
+        """Failure delays by the formula, unless the user edited meanwhile or the round asks to come back sooner."""
         each = data.draw(st.sampled_from(sorted(self.rounds)))
         self.rand = rand
-        delay_s = self.queue.failed(each, now=self.now, retry_after_s=retry_after_s)
+        delay_s = self.queue.failed(each, now=self.now, retry_after_s=retry_after_s, again_after_s=again_after_s)
         ended = self.rounds.pop(each)
+        refused_s = retry_after_s or 0
         meanwhile = self.wishes.get(each)
-        if meanwhile is not None and meanwhile.priority is USER and meanwhile.at <= self.now:
+        if meanwhile is not None and meanwhile.priority is USER:
             self.failures.pop(each, None)
-            assert delay_s == (retry_after_s or 0)
-            self.wishes[each] = Wish(meanwhile.lane, USER, self.now + delay_s)
+            backoff_s = max(refused_s, meanwhile.at - self.now)
+            self.wishes[each] = Wish(meanwhile.lane, USER, self.now + backoff_s)
         else:
             count = self.failures[each] = self.failures.get(each, 0) + 1
             slow = count >= LIMITS.slow_lane_after
             jittered_s = rand * min(LIMITS.backoff_cap_s, LIMITS.backoff_base_s * 2 ** (count - 1))
-            assert delay_s == max(retry_after_s or 0, LIMITS.backoff_cap_s if slow else jittered_s)
-            retry = Wish(ended.lane, SWEEP if slow else ended.priority, self.now + delay_s)
+            backoff_s = max(refused_s, LIMITS.backoff_cap_s if slow else jittered_s)
+            retry = Wish(ended.lane, SWEEP if slow else ended.priority, self.now + backoff_s)
             if meanwhile is not None:
                 retry = Wish(meanwhile.lane, min(retry.priority, meanwhile.priority), retry.at)
             self.wishes[each] = retry
-        self.backoff_until[each] = self.now + delay_s
-        self.refused_until[each] = self.now + (retry_after_s or 0)
+        if again_after_s is not None:
+            again = Wish(ended.lane, max(REPAIR, ended.priority), self.now + max(again_after_s, refused_s))
+            self.wishes[each] = again.merged(self.wishes[each])
+        assert delay_s == self.wishes[each].at - self.now
+        self.backoff_until[each] = self.now + backoff_s
+        self.refused_until[each] = self.now + refused_s
         self.after_each_call()
 
     @precondition(lambda self: self.candidates())
