@@ -481,6 +481,10 @@ def _failures_translated(kind: Kind, key: Key | None, timeout_s: float) -> Gener
         yield
     except (TimeoutError, httpx2.TimeoutException) as error:
         raise TransientError(f"nothing came from the API server for {timeout_s:g} s", kind=kind, key=key) from error
+    except httpx2.LocalProtocolError as error:
+        # It is about our own request, and its text may quote a header: the type says enough.
+        sentence = f"the request to the API server could not be sent: {type(error).__name__}"
+        raise TransientError(sentence, kind=kind, key=key) from None
     except httpx2.HTTPError as error:
         sentence = f"the connection to the API server failed: {str(error) or type(error).__name__}"
         raise TransientError(sentence, kind=kind, key=key) from error

@@ -1,8 +1,8 @@
 """Which API server to talk to and as whom: the Pod's service account or one kubeconfig file, read into an ``Endpoint``.
 
 What a user may expect of a kubeconfig and this operator cannot do is refused in one sentence, never ignored: a setting
-that is silently dropped sends credentials somewhere, or as someone, the user did not mean. Connections do not belong
-here.
+that is silently dropped sends credentials somewhere, or as someone, the user did not mean. No sentence quotes a secret.
+Connections do not belong here.
 
 Meaning of the fields: https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/
 """
@@ -10,10 +10,13 @@ Meaning of the fields: https://kubernetes.io/docs/reference/config-api/kubeconfi
 import base64
 import binascii
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -33,6 +36,8 @@ _REFUSED_USER: Final = {
     "as-user-extra": "the operator acts as itself; give it credentials of its own",
     "auth-provider": "Kubernetes removed it in v1.26; use an `exec` credential plugin",
 }
+
+_HOST_LABEL: Final = re.compile(r"[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +87,42 @@ def endpoint(
     return _Kubeconfig(path).endpoint(context)
 
 
+def is_token(text: str) -> bool:
+    """Whether an Authorization header can carry ``text`` as a token: visible ASCII without blanks."""
+    return text.isascii() and text.isprintable() and " " not in text and text != ""
+
+
+def _fault_of_server(server: str) -> str | None:
+    """What keeps ``server`` from being used as the URL of an API server; never tells credentials in it."""
+    if not server.startswith(("https://", "http://")):
+        return f"names the server {server!r}; it must begin with https:// or http://"
+    if "@" in server:
+        return "names a server with credentials in its URL, where they would be shown; give them under `user`"
+    wrong = f"names the server {server!r}; write its host and port alone, such as https://api.example.org:6443"
+    if not server.isprintable() or not server.isascii() or re.search(r"[ ?#\\]", server):
+        return wrong
+    try:
+        parts = urlsplit(server)
+        host, port = parts.hostname or "", parts.port
+        if ":" in host:
+            IPv6Address(host)
+    except ValueError:
+        return wrong
+    is_host = ":" in host or (len(host) <= 253 and all(map(_HOST_LABEL.fullmatch, host.removesuffix(".").split("."))))
+    return None if is_host and port != 0 else wrong
+
+
 def _in_cluster(environ: Mapping[str, str], service_account: Path) -> Endpoint | None:
     """The Pod's own service account: https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
     token_file = service_account / "token"
     if not host or not port or not token_file.is_file():
         return None
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    if fault := _fault_of_server(server):
+        raise ConfigurationError(f"The environment (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT) {fault}.")
     return Endpoint(
-        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        server=server,
         ca=_read(service_account / "ca.crt", "the service account's CA"),
         token_file=token_file,
     )
@@ -116,15 +149,21 @@ class _Kubeconfig:
     """One kubeconfig file; relative paths in it count from its folder."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path.expanduser()
-        if not self._path.is_file():
+        self._path = path
+        try:
+            self._path = path.expanduser()
+            is_there = self._path.is_file()
+        except (OSError, RuntimeError) as error:
+            raise ConfigurationError(f"The kubeconfig at {path} cannot be read: {error}.") from error
+        if not is_there:
             raise ConfigurationError(
                 f"There is no kubeconfig at {self._path}, and this is not a Pod with a service account; set KUBECONFIG."
             )
         try:
             content = yaml.safe_load(_read(self._path, "The kubeconfig"))
-        except yaml.YAMLError as error:
-            raise ConfigurationError(f"The kubeconfig {self._path} is not YAML.") from error
+        except (yaml.YAMLError, ValueError, RecursionError):
+            # Beside its own errors the parser lets out those of dates and numbers. What it says may quote a secret.
+            raise ConfigurationError(f"The kubeconfig {self._path} is not YAML.") from None
         if not isinstance(content, dict):
             raise self._fault("is not a mapping")
         self._content: dict[str, Any] = content
@@ -138,34 +177,69 @@ class _Kubeconfig:
         user = self._entry("user", chosen["user"]) if chosen.get("user") else {}
         self._refuse(cluster, _REFUSED_CLUSTER)
         self._refuse(user, _REFUSED_USER)
-        server = str(cluster.get("server") or "")
-        if not server.startswith(("https://", "http://")):
-            raise self._fault(f"names the server {server!r}; it must begin with https:// or http://")
+        server = (self._text(cluster, "server") or "").strip()
+        if fault := _fault_of_server(server):
+            raise self._fault(fault)
         ca = self._pem(cluster, "certificate-authority")
-        insecure = bool(cluster.get("insecure-skip-tls-verify"))
+        insecure = cluster.get("insecure-skip-tls-verify") or False
+        if not isinstance(insecure, bool):
+            raise self._fault(
+                "has an `insecure-skip-tls-verify` that is neither true nor false; write it without quotes"
+            )
         if insecure and ca:
             raise self._fault("has both a certificate authority and insecure-skip-tls-verify; keep one of them")
         certificate, key = self._pem(user, "client-certificate"), self._pem(user, "client-key")
         if (certificate is None) != (key is None):
             raise self._fault("has a client certificate without its key, or the reverse")
+        token_file = self._text(user, "tokenFile")
         return Endpoint(
             server=server,
             ca=ca,
             insecure=insecure,
             client_certificate=certificate,
             client_key=key,
-            token_file=self._relative(user["tokenFile"]) if user.get("tokenFile") else None,
-            token=user.get("token"),
+            token_file=self._relative(token_file) if token_file else None,
+            token=self._token(user),
             exec_plugin=self._exec_plugin(user["exec"]) if user.get("exec") else None,
-            basic=(str(user["username"]), str(user.get("password", ""))) if user.get("username") else None,
+            basic=self._basic(user),
         )
 
     def _entry(self, what: str, name: object) -> dict[str, Any]:
         """The named cluster, context or user."""
-        for item in self._content.get(f"{what}s") or ():
+        for item in self._list(self._content, f"{what}s"):
             if isinstance(item, dict) and item.get("name") == name and isinstance(item.get(what), dict):
                 return dict(item[what])
         raise self._fault(f"has no {what} named {name!r}")
+
+    def _text(self, entry: Mapping[str, Any], name: str) -> str | None:
+        """A text, without what it is in the refusal of another type: it may be a secret."""
+        value = entry.get(name)
+        if value is not None and not (isinstance(value, str) and "\0" not in value):
+            raise self._fault(f"has a `{name}` that is not text; put it in quotes")
+        return value
+
+    def _list(self, entry: Mapping[str, Any], name: str) -> list[Any]:
+        value = entry.get(name) or []
+        if not isinstance(value, list):
+            raise self._fault(f"has `{name}` that is not a list; begin each of its entries with a dash")
+        return value
+
+    def _token(self, user: Mapping[str, Any]) -> str | None:
+        token = (self._text(user, "token") or "").strip()
+        if token and not is_token(token):
+            raise self._fault("has a `token` that cannot be sent; write it on one line, without blanks in it")
+        return token or None
+
+    def _basic(self, user: Mapping[str, Any]) -> tuple[str, str] | None:
+        """User and password; neither may hold a control character, nor the user a colon (RFC 7617, section 2)."""
+        username, password = self._text(user, "username"), self._text(user, "password") or ""
+        if not username:
+            return None
+        if not (username + password).isprintable() or ":" in username:
+            raise self._fault(
+                "has a `username` or a `password` with a line break or another character not allowed there"
+            )
+        return username, password
 
     def _refuse(self, entry: Mapping[str, Any], refused: Mapping[str, str]) -> None:
         for name, instead in refused.items():
@@ -179,10 +253,13 @@ class _Kubeconfig:
                 return base64.b64decode(data, validate=True).decode()
             except (binascii.Error, TypeError, ValueError) as error:
                 raise self._fault(f"holds `{name}-data` that is not base64 of PEM") from error
-        return _read(self._relative(entry[name]), f"`{name}`") if entry.get(name) else None
+        path = self._text(entry, name)
+        return _read(self._relative(path), f"`{name}`") if path else None
 
-    def _exec_plugin(self, entry: Mapping[str, Any]) -> ExecPlugin:
-        api_version, command = entry.get("apiVersion"), str(entry.get("command") or "")
+    def _exec_plugin(self, entry: object) -> ExecPlugin:
+        if not isinstance(entry, dict):
+            raise self._fault("has an `exec` that is not a mapping")
+        api_version, command = entry.get("apiVersion"), self._text(entry, "command") or ""
         if api_version not in EXEC_API_VERSIONS:
             raise self._fault(
                 f"has an exec plugin of version {api_version!r}; supported are {', '.join(EXEC_API_VERSIONS)}"
@@ -193,13 +270,22 @@ class _Kubeconfig:
             raise self._fault("has an exec plugin with `provideClusterInfo`, which is not supported")
         if not command:
             raise self._fault("has an exec plugin without a command")
+        args = tuple(str(argument) for argument in self._list(entry, "args"))
+        if any("\0" in argument for argument in args):
+            raise self._fault("has an exec plugin whose `args` hold a character that no program can be given")
         return ExecPlugin(
             api_version=api_version,
             # As in kubectl: a command with a slash is a path, any other is looked up on PATH.
             command=str(self._relative(command)) if os.sep in command else command,
-            args=tuple(str(argument) for argument in entry.get("args") or ()),
-            env=tuple((str(item["name"]), str(item["value"])) for item in entry.get("env") or ()),
+            args=args,
+            env=tuple(self._variable(item) for item in self._list(entry, "env")),
         )
+
+    def _variable(self, item: object) -> tuple[str, str]:
+        match item:
+            case {"name": str(name), "value": str(value)} if name and "=" not in name and "\0" not in name + value:
+                return name, value
+        raise self._fault("has an entry of `env` that is not a name and a value, both text; put the value in quotes")
 
     def _relative(self, path: str) -> Path:
         return self._path.parent / path

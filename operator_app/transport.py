@@ -20,7 +20,7 @@ import httpx2
 import msgspec
 
 from operator_app.errors import ConfigurationError
-from operator_app.kubeconfig import Endpoint, ExecPlugin
+from operator_app.kubeconfig import Endpoint, ExecPlugin, is_token
 
 TOKEN_MAX_AGE_S: Final = 60.0
 """A token file is read again after this long; the kubelet renews a token at 80 % of its life of at least ten minutes.
@@ -37,7 +37,7 @@ class Credentials(Protocol):
     async def authorization(self, *, rejected: str | None = None) -> str:
         """The header's value; ``rejected`` is a value that the server has just answered with 401.
 
-        Raises ``httpx2.ConnectError`` when no credentials can be had.
+        Raises ``httpx2.ConnectError``, whose sentence quotes no secret, when no credentials can be had.
         """
 
 
@@ -62,15 +62,25 @@ class TokenFile:
         self._read_at_mono = float("-inf")
 
     async def authorization(self, *, rejected: str | None = None) -> str:
-        """The file's token. An unreadable file leaves the last token in use, if there is one."""
+        """The file's token. A file without one that can be sent leaves the last token in use, if there is one."""
         if rejected == self._value or self._clock() - self._read_at_mono >= TOKEN_MAX_AGE_S:
             try:
-                self._value = f"Bearer {(await self._path.read_text()).strip()}"
+                self._value = f"Bearer {await self._read()}"
             except OSError as error:
                 if not self._value:
                     raise httpx2.ConnectError(f"the token file {self._path} cannot be read: {error}") from error
+            except ValueError as error:
+                if not self._value:
+                    raise httpx2.ConnectError(str(error)) from None
             self._read_at_mono = self._clock()
         return self._value
+
+    async def _read(self) -> str:
+        """Raises ``OSError`` or, without quoting the file, ``ValueError``."""
+        token = (await self._path.read_text(errors="replace")).strip()
+        if not is_token(token):
+            raise ValueError(f"the token file {self._path} must hold one token on one line, and nothing else")
+        return token
 
 
 class _ExecStatus(msgspec.Struct, rename="camel"):
@@ -114,11 +124,14 @@ class ExecToken:
             raise httpx2.ConnectError(f"the credential plugin {plugin.command} cannot run: {error}") from error
         except msgspec.DecodeError as error:
             raise httpx2.ConnectError(f"the credential plugin {plugin.command} printed no ExecCredential") from error
-        if not status.token:
+        token = (status.token or "").strip()
+        if not token:
             raise httpx2.ConnectError(
                 f"the credential plugin {plugin.command} gave no token; certificates are not used"
             )
-        self._value = f"Bearer {status.token}"
+        if not is_token(token):
+            raise httpx2.ConnectError(f"the credential plugin {plugin.command} gave a token that cannot be sent")
+        self._value = f"Bearer {token}"
         self._expires_at = status.expiration_timestamp.timestamp() if status.expiration_timestamp else float("inf")
 
 

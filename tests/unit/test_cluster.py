@@ -1,6 +1,7 @@
 """The doorway, answered by a scripted transport: what is sent, and what every shape of answer becomes."""
 
 import json
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -378,6 +379,18 @@ async def test_a_success_that_is_no_object_is_undecodable(kubeconfig: Path, body
             await cluster.get(CONFIG_MAP, KEY)
         with pytest.raises(UndecodableError):
             await anext(cluster.list(CONFIG_MAP))
+
+
+async def test_a_request_that_cannot_be_sent_is_told_without_its_header(kubeconfig: Path) -> None:
+    """What the HTTP library says of an illegal request may quote it, credentials included; only the type is told."""
+
+    def refuse(_: httpx2.Request) -> httpx2.Response:
+        raise httpx2.LocalProtocolError("Illegal header value b'Bearer s3cret\\n'")
+
+    async with Scripted(refuse).connected(kubeconfig) as cluster:
+        with pytest.raises(TransientError, match="LocalProtocolError") as failed:
+            await cluster.get(CONFIG_MAP, KEY)
+    assert "s3cret" not in "".join(traceback.format_exception(failed.value))
 
 
 @pytest.mark.parametrize(

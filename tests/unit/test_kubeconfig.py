@@ -11,6 +11,7 @@ from operator_app.errors import ConfigurationError
 from operator_app.kubeconfig import Endpoint, ExecPlugin, endpoint
 
 SERVER = "https://api.example.org:6443"
+V1 = "client.authentication.k8s.io/v1"
 PEM = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
 
 
@@ -77,7 +78,7 @@ def test_paths_count_from_the_kubeconfigs_folder(tmp_path: Path, monkeypatch: py
     path = written(
         tmp_path,
         {"certificate-authority": "ca.pem"},
-        {"tokenFile": "token", "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "./plugin"}},
+        {"tokenFile": "token", "exec": {"apiVersion": V1, "command": "./plugin"}},
     )
     monkeypatch.chdir("/")
     found = read(path)
@@ -122,16 +123,16 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
         ({}, {"as-user-extra": {"a": ["b"]}}, {}, "as-user-extra"),
         ({}, {"auth-provider": {"name": "gcp"}}, {}, "auth-provider"),
         ({}, {"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}, {}, "v1alpha1"),
-        ({}, {"exec": {"apiVersion": "client.authentication.k8s.io/v1"}}, {}, "command"),
+        ({}, {"exec": {"apiVersion": V1}}, {}, "command"),
         (
             {},
-            {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "x", "interactiveMode": "Always"}},
+            {"exec": {"apiVersion": V1, "command": "x", "interactiveMode": "Always"}},
             {},
             "terminal",
         ),
         (
             {},
-            {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "x", "provideClusterInfo": True}},
+            {"exec": {"apiVersion": V1, "command": "x", "provideClusterInfo": True}},
             {},
             "provideClusterInfo",
         ),
@@ -142,11 +143,34 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
         ({"certificate-authority-data": 7}, {}, {}, "base64"),
         ({"certificate-authority-data": "QQ==", "insecure-skip-tls-verify": True}, {}, {}, "insecure-skip-tls-verify"),
         ({}, {"client-certificate-data": "QQ=="}, {}, "key"),
+        ({}, {"exec": {"apiVersion": V1, "command": "x", "env": [{"name": "A"}]}}, {}, "`env`"),
+        ({}, {"exec": {"apiVersion": V1, "command": "x", "env": {"A": "b"}}}, {}, "`env`"),
+        ({}, {"exec": {"apiVersion": V1, "command": "x", "args": "token"}}, {}, "`args`"),
+        ({}, {"exec": {"apiVersion": V1, "command": 5}}, {}, "`command`"),
+        ({}, {"exec": "aws"}, {}, "`exec`"),
+        ({"certificate-authority": 5}, {}, {}, "`certificate-authority`"),
+        ({"insecure-skip-tls-verify": "false"}, {}, {}, "`insecure-skip-tls-verify`"),
+        ({}, {"tokenFile": 5}, {}, "`tokenFile`"),
+        ({}, {"token": 5}, {}, "`token`"),
+        ({}, {"username": "u", "password": 5}, {}, "`password`"),
+        ({"server": 5}, {}, {}, "`server`"),
+        ({"server": "https://h:abc"}, {}, {}, "'https://h:abc'"),
+        ({"server": "https://h:99999"}, {}, {}, "'https://h:99999'"),
+        ({"server": "https://h:0"}, {}, {}, "'https://h:0'"),
+        ({"server": "http://[::1"}, {}, {}, "'http://[::1'"),
+        ({"server": "http://[::x]"}, {}, {}, "'http://[::x]'"),
+        ({"server": "https://"}, {}, {}, "'https://'"),
+        ({"server": "https://a..b"}, {}, {}, "'https://a..b'"),
+        ({"server": "https://a\nb"}, {}, {}, "https://"),
+        ({"server": "https://h/?a=b"}, {}, {}, "https://"),
+        ({}, {}, {"contexts": 5}, "`contexts`"),
+        ({}, {}, {"contexts": "x"}, "`contexts`"),
+        ({"certificate-authority": "a\0"}, {}, {}, "`certificate-authority`"),
+        ({}, {"exec": {"apiVersion": V1, "command": "x", "args": ["\0"]}}, {}, "`args`"),
         ({}, {}, {"current-context": ""}, "current-context"),
         ({}, {}, {"current-context": "absent"}, "'absent'"),
         ({}, {}, {"clusters": []}, "no cluster named 'there'"),
         ({}, {}, {"users": None}, "no user named 'me'"),
-        ({}, {}, {"contexts": "x"}, "no context named 'here'"),
     ],
     ids=str,
 )
@@ -162,6 +186,53 @@ def test_what_cannot_work_is_refused_in_one_sentence(
     assert str(refused.value).count("\n") == 0
 
 
+@pytest.mark.parametrize(
+    "user",
+    [
+        {"token": "s3cret\nline"},
+        {"token": "s3cret word"},
+        {"token": "s3cret\x7f"},
+        {"token": "s3crét"},
+        {"token": ["s3cret"]},
+        {"username": "u", "password": "s3cret\n"},
+        {"username": "u", "password": ["s3cret"]},
+        {"username": "a:b", "password": "s3cret"},
+        {"exec": {"apiVersion": V1, "command": "x", "env": [{"name": "A", "value": ["s3cret"]}]}},
+    ],
+    ids=str,
+)
+def test_a_secret_that_cannot_be_sent_is_refused_without_it(tmp_path: Path, user: dict[str, Any]) -> None:
+    """No sentence quotes a token or a password."""
+    with pytest.raises(ConfigurationError) as refused:
+        read(written(tmp_path, user=user))
+    assert "s3cr" not in str(refused.value)
+
+
+def test_credentials_in_the_servers_url_are_refused_without_them(tmp_path: Path) -> None:
+    """They would be sent in place of the user's, and shown wherever the server is named."""
+    with pytest.raises(ConfigurationError, match="credentials") as refused:
+        read(written(tmp_path, {"server": "https://u:s3cret@h"}))
+    assert "s3cret" not in str(refused.value)
+
+
+def test_blanks_around_token_and_server_do_not_count(tmp_path: Path) -> None:
+    """A block of YAML (``token: |``) ends in a line break that nobody means."""
+    found = read(written(tmp_path, {"server": f"{SERVER}\n"}, {"token": "s3cret\n"}))
+    assert (found.server, found.token) == (SERVER, "s3cret")
+
+
+def test_a_password_of_nothing_is_empty(tmp_path: Path) -> None:
+    """``password:`` without a value is none, not the word None."""
+    assert read(written(tmp_path, user={"username": "u", "password": None})).basic == ("u", "")
+
+
+def test_a_pod_whose_environment_names_no_port_is_a_sentence(tmp_path: Path) -> None:
+    """The address of the API server in a Pod is checked like any other."""
+    inside = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "tcp"}
+    with pytest.raises(ConfigurationError, match="KUBERNETES_SERVICE_PORT"):
+        endpoint(None, None, environ=inside, service_account=pod(tmp_path))
+
+
 def test_a_missing_context_file_or_yaml_is_named(tmp_path: Path) -> None:
     """A file that is not there, is no YAML or no mapping, several files, and an unknown context are each a sentence."""
     with pytest.raises(ConfigurationError, match="no kubeconfig at"):
@@ -171,7 +242,8 @@ def test_a_missing_context_file_or_yaml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no context named 'absent'"):
         read(written(tmp_path), "absent")
     broken = tmp_path / "broken"
-    for text, says in (("a: [", "not YAML"), ("- a", "not a mapping"), ("", "not a mapping")):
+    no_yaml = ("a: [", "a: 2020-99-99", "[" * 5000)
+    for text, says in (*((each, "not YAML") for each in no_yaml), ("- a", "not a mapping"), ("", "not a mapping")):
         broken.write_text(text)
         with pytest.raises(ConfigurationError, match=says):
             read(broken)

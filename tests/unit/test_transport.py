@@ -61,6 +61,25 @@ async def test_an_unreadable_token_file_leaves_the_last_token(tmp_path: Path) ->
     assert await source.authorization() == "Bearer one"
 
 
+@pytest.mark.parametrize(
+    "content", [b"s3cret\nline", b"s3cret\x00", "s3crét".encode(), b"s3cret\xff", b" \n"], ids=repr
+)
+async def test_a_file_without_a_token_that_can_be_sent_is_said_without_it(tmp_path: Path, content: bytes) -> None:
+    """The sentence names the file and shows nothing of it; a token that was read before stays in use."""
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(httpx2.ConnectError, match=str(file)) as refused:
+        await TokenFile(file).authorization()
+    assert "s3cr" not in str(refused.value)
+    file.write_text("one")
+    now = [1000.0]
+    source = TokenFile(file, clock=lambda: now[0])
+    await source.authorization()
+    file.write_bytes(content)
+    now[0] += 60
+    assert await source.authorization() == "Bearer one"
+
+
 async def test_a_401_reads_the_token_again_and_resends_once(tmp_path: Path) -> None:
     """A token renewed less than a minute ago is found through the 401; the same body goes out again, once."""
     file = tmp_path / "token"
@@ -123,12 +142,15 @@ async def test_an_expired_token_is_asked_for_anew(tmp_path: Path) -> None:
         ("nonsense", "no ExecCredential"),
         ('{"status":{}}', "no token"),
         ('{"status":{"clientKeyData":"k"}}', "no token"),
+        ('{"status":{"token":"s3cret\\nline"}}', "cannot be sent"),
+        ('{"status":{"token":"s3crét"}}', "cannot be sent"),
     ],
 )
 async def test_a_plugin_without_a_token_is_a_sentence(tmp_path: Path, answer: str, says: str) -> None:
     """What a plugin printed is never shown, only what was wrong with it."""
-    with pytest.raises(httpx2.ConnectError, match=says):
+    with pytest.raises(httpx2.ConnectError, match=says) as refused:
         await ExecToken(plugin(tmp_path, answer)).authorization()
+    assert "s3cr" not in str(refused.value)
 
 
 async def test_a_plugin_that_fails_is_a_sentence(tmp_path: Path) -> None:
