@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from operator_app import app
-from operator_app.api import parse_spec
+from operator_app.api import parse_spec, problem_of, sentence
 from operator_app.audit import Finding, findings, fix, outside_entries, survey, table
 from operator_app.cluster import Cluster
 from operator_app.crd import crds, to_yaml
@@ -67,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     tell = commands.add_parser("explain", help="tell who owns which field of a proxy's children; writes nothing")
     tell.add_argument("proxy", metavar="NAMESPACE/NAME")
-    tell.add_argument("--kubeconfig", type=Path, metavar="FILE", help="as for run")
-    tell.add_argument("--context", metavar="NAME", help="as for run")
+    tell.add_argument("--kubeconfig", default=argparse.SUPPRESS, metavar="FILE", help="as for run")
+    tell.add_argument("--context", default=argparse.SUPPRESS, metavar="NAME", help="as for run")
     tell.add_argument("--image", default=argparse.SUPPRESS, help="the operator's --image, where it is not the default")
     check = commands.add_parser("audit", help="hold proxies against records, here and outside; exit code 1: findings")
     check.add_argument("--fix", action="store_true", help="remove what provably is left from proxies that are gone")
@@ -91,36 +91,36 @@ def _explain(parsed: argparse.Namespace) -> int:
     namespace, slash, name = parsed.proxy.partition("/")
     if not (namespace and slash and name) or "/" in name:
         return _complain(f"{parsed.proxy!r} is not NAMESPACE/NAME", code=2)
-    given = {
-        each: value for each, value in vars(parsed).items() if each in ("kubeconfig", "context", "image") and value
-    }
 
-    async def tell() -> str:
-        settings = Settings(**given)
+    async def tell(settings: Settings) -> str:
         async with Cluster.connect(
             kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER
         ) as cluster:
             return await explain(cluster, Key(namespace, name), default_image=settings.image)
 
     try:
-        sys.stdout.write(anyio.run(tell))
+        sys.stdout.write(anyio.run(tell, _settings(parsed)))
     except ConfigurationError as error:
         return _complain(str(error), code=2)
-    except (OperatorError, ValidationError, ValueError) as error:
+    except ValidationError as error:
+        return _complain(f"{parsed.proxy}: {sentence(error)}", code=2)
+    except ValueError as error:
+        return _complain(" ".join(str(error).split()), code=2)
+    except OperatorError as error:
         return _complain(" ".join(str(error).split()))
     return 0
 
 
 def _settings(parsed: argparse.Namespace) -> Settings:
     """The settings that were given. Raises ``ConfigurationError``."""
-    flags = {name: value for name, value in vars(parsed).items() if name not in ("command", "fix")}
+    flags = {name: value for name, value in vars(parsed).items() if name in Settings.model_fields}
     try:
         return Settings(**flags)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         where = f"{ENV_PREFIX}{name.upper()} (--{name.replace('_', '-')}): " if name else ""
-        raise ConfigurationError(f"{where}{_sentence(first['msg'])}") from error
+        raise ConfigurationError(f"{where}{problem_of(first)}") from error
 
 
 def _audit(parsed: argparse.Namespace) -> int:
@@ -182,7 +182,7 @@ def _render(file: str, image: str) -> int:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         documents = list(yaml.safe_load_all(text))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         return _complain(f"can't read {file}: {' '.join(str(error).split())}", code=2)
     proxies = [each for each in documents if isinstance(each, dict) and each.get("kind") == ENVOY_PROXY.kind]
     if not proxies:
@@ -190,29 +190,25 @@ def _render(file: str, image: str) -> int:
     rendered: list[Object] = []
     for proxy in proxies:
         given = proxy.get("metadata")
-        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-            return _complain(f"an {ENVOY_PROXY.kind} in {file} has no metadata.name", code=2)
-        metadata = {"namespace": "default", "uid": _RENDERED_UID} | given
+        metadata: Object = {"namespace": "default", "uid": _RENDERED_UID}
+        if isinstance(given, dict):
+            metadata |= {name: value for name, value in given.items() if value not in (None, "")}
+        for name in ("name", "namespace", "uid"):
+            if not isinstance(metadata.get(name), str):
+                return _complain(f"an {ENVOY_PROXY.kind} in {file} has no metadata.{name} that is text", code=2)
         try:
             spec = parse_spec(proxy)
             rendered += children(proxy | {"metadata": metadata}, spec, default_image=image).values()
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(("spec", *map(str, first["loc"])))
-            return _complain(f"{given['name']}: {where}: {_sentence(first['msg'])}", code=2)
+            return _complain(f"{metadata['name']}: {sentence(error)}", code=2)
         except TerminalError as error:
-            return _complain(f"{given['name']}: {error}", code=2)
+            return _complain(f"{metadata['name']}: {error}", code=2)
     sys.stdout.write(to_yaml(tuple(rendered)))
     return 0
 
 
-def _sentence(message: str) -> str:
-    """Pydantic's message without the name of the Python exception that a rule was written with."""
-    return message.removeprefix("Value error, ")
-
-
-def _complain(sentence: str, *, code: int = 1) -> int:
-    sys.stderr.write(f"operator_app: {sentence}\n")
+def _complain(problem: str, *, code: int = 1) -> int:
+    sys.stderr.write(f"operator_app: {problem}\n")
     return code
 
 

@@ -23,11 +23,12 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from operator_app.kinds import GROUP
 
@@ -851,3 +852,14 @@ class HostnameClaim(ApiModel):
 def parse_spec(obj: dict[str, Any]) -> EnvoyProxySpec:
     """The spec of a stored EnvoyProxy. Raises ``pydantic.ValidationError`` for what the CRD's schema would refuse."""
     return EnvoyProxySpec.model_validate(obj.get("spec") or {})
+
+
+def sentence(error: ValidationError) -> str:
+    """The first thing that is wrong with a spec, as ``spec.<field>: what``; ``spec: what`` for a rule about it all."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(('spec', *map(str, first['loc'])))}: {problem_of(first)}"
+
+
+def problem_of(details: ErrorDetails) -> str:
+    """Pydantic's message without the name of the Python exception that a rule was written with."""
+    return details["msg"].removeprefix("Value error, ")

@@ -30,6 +30,10 @@ SUFFIX: Final = "-envoy"
 ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
 DEFAULT_CONCURRENCY: Final = 2
 """Envoy worker threads of a proxy without a CPU limit. Envoy itself would start one for every core of the node."""
+MAX_CONCURRENCY: Final = 256
+"""The most worker threads of a proxy, whatever its CPU limit. Each costs memory and connections of its own, so more
+than a node has cores are of no use, and a limit of ``5G`` CPUs (a slip for memory) must not become five billion.
+"""
 
 _ENVOY_UID: Final = 101
 """The user ``envoy`` of the official images (their Dockerfile creates it with this number)."""
@@ -186,9 +190,9 @@ def _resources(resources: Resources | None) -> Object:
 
 
 def _concurrency(resources: Resources | None) -> int:
-    """One worker thread for every CPU of the limit, rounded up."""
+    """One worker thread for every CPU of the limit, rounded up, within bounds."""
     limit = resources.limits.get("cpu") if resources else None
-    return DEFAULT_CONCURRENCY if limit is None else max(1, ceil(value_of(limit)))
+    return DEFAULT_CONCURRENCY if limit is None else min(max(1, ceil(value_of(limit))), MAX_CONCURRENCY)
 
 
 def _service_spec(proxy: Object, spec: EnvoyProxySpec) -> dict[str, Any]:

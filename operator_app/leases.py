@@ -56,7 +56,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """The three times, in seconds; raises ``ValueError`` when they are out of order.
+    """The three times, in seconds; raises ``ValueError``, which names their flags, when they are out of order.
 
     A holder renews every ``retry_period_s``. At least two attempts fit between a renewal and the deadline, for each is
     given ``request_timeout_s``.
@@ -69,8 +69,8 @@ class LeaseTimes:
     def __post_init__(self) -> None:
         if not 0 < self.retry_period_s < self.renew_deadline_s < self.duration_s:
             raise ValueError(
-                f"retry_period_s ({self.retry_period_s:g}), renew_deadline_s ({self.renew_deadline_s:g}) and "
-                f"lease_duration_s ({self.duration_s:g}) must grow in this order"
+                f"--retry-period-s ({self.retry_period_s:g}), --renew-deadline-s ({self.renew_deadline_s:g}) and "
+                f"--lease-duration-s ({self.duration_s:g}) must grow in this order"
             )
 
     @property
@@ -212,6 +212,11 @@ class Errand:
         version = self.body["metadata"].get("resourceVersion")
         return None if version is None else int(version)
 
+    @property
+    def role(self) -> Role:
+        """The role of the Lease that this is about."""
+        return Role.SHARD if self.name.startswith(f"{PREFIX}-{Role.SHARD}-") else Role.REPLICA
+
 
 class LeaseBook:
     """One replica's view of all Leases in ``namespace``, and what follows from it. Every method returns at once.
@@ -308,6 +313,11 @@ class LeaseBook:
         """The shards that this replica holds, in the order in which it took them."""
         return tuple(self._holds)
 
+    @property
+    def ending(self) -> tuple[int, ...]:
+        """The shards that are held, get no new work, and are given back once the work in progress is over."""
+        return tuple(self._ending)
+
     def is_idle(self, shard: int) -> bool:
         """Whether a shard is to be given back and nothing keeps it any more."""
         hold = self._holds.get(shard)
@@ -384,10 +394,17 @@ class LeaseBook:
             case Deed.JOIN:
                 pass
 
-    def failed(self, errand: Errand, *, now: float) -> None:
-        """An errand failed, or its answer was lost. A Lease that had moved on is to be observed before this is told."""
+    def failed(self, errand: Errand, *, now: float, asked_s: float = 0.0) -> None:
+        """An errand failed, or its answer was lost. A Lease that had moved on is to be observed before this is told.
+
+        ``asked_s`` is how long the API server asked us to wait. Nothing depends on a take yet, so it waits that long.
+        """
         del self._underway[errand.name]
         is_outdated = self._version(errand.name) != errand.version
+        if errand.deed == Deed.TAKE:
+            now += min(asked_s, self.times.duration_s)
+            # Where the write went well and the list behind it did not, the version was moved by our own hand.
+            is_outdated = is_outdated and not self._is_provably_mine(errand.shard)
         self._not_before[errand.name] = now if is_outdated else max(now, errand.sent_at + self.times.retry_period_s)
 
     # --- errands -------------------------------------------------------------------------------------------------

@@ -115,6 +115,14 @@ class Settings(BaseSettings):
                 raise ValueError(message)
         return zones
 
+    @field_validator("namespace")
+    @classmethod
+    def _name_is_a_namespace(cls, value: str) -> str:
+        if not _DNS_LABEL.fullmatch(value):
+            message = f"{value!r} can't be a namespace; write a DNS label such as edge-system"
+            raise ValueError(message)
+        return value
+
     @field_validator("namespaces")
     @classmethod
     def _names_are_namespaces(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import yaml
 
 from operator_app import app, envoy
 from operator_app.__main__ import main
+from operator_app.cluster import Cluster
 from operator_app.crd import crds
 from operator_app.kinds import Object
 from operator_app.settings import ENV_PREFIX, Settings
@@ -113,6 +114,11 @@ def test_every_setting_has_a_flag_and_help_that_names_its_variable(capsys: pytes
             {},
             "OPERATOR_APP_NAMESPACES (--namespaces): 'A' can't be a namespace; write DNS labels",
         ),
+        (
+            ["--namespace", "Edge System"],
+            {},
+            "OPERATOR_APP_NAMESPACE (--namespace): 'Edge System' can't be a namespace; write a DNS label",
+        ),
         (["--backoff-base-s", "90"], {}, "--backoff-base-s (90) must not exceed --backoff-cap-s (60)"),
     ],
     ids=str,
@@ -131,6 +137,16 @@ def test_a_bad_setting_is_one_sentence_that_names_variable_and_flag(
     assert main(arguments) == 2
     assert complaint(capsys).startswith(sentence)
     assert started == []
+
+
+@pytest.mark.parametrize("command", [["audit"], ["explain", "team-a/checkout"]], ids=str)
+def test_a_bad_setting_is_the_same_sentence_in_every_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """Whichever command reads the environment."""
+    monkeypatch.setenv("OPERATOR_APP_HTTP_PORT", "abc")
+    assert main(command) == 2
+    assert complaint(capsys).startswith("OPERATOR_APP_HTTP_PORT (--http-port): Input should be a valid integer")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +197,39 @@ def test_a_bad_kubeconfig_is_one_sentence(capsys: pytest.CaptureFixture[str], tm
     assert path in complaint(capsys)
 
 
+def test_explain_refuses_a_name_that_cannot_be_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What the user gave is at fault, so the exit code is 2."""
+    assert main(["explain", "Team A/checkout", "--kubeconfig", kubeconfig(tmp_path)]) == 2
+    assert "'Team A'" in complaint(capsys)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({}, "team-a/checkout: spec.listeners: Field required"),
+        (yaml.safe_load(GOOD.replace("backend: app", "backend: b"))["spec"], "team-a/checkout: spec: every route's"),
+    ],
+    ids=["field", "rule"],
+)
+def test_explain_refuses_a_spec_in_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    spec: Object,
+    sentence: str,
+) -> None:
+    """It names the proxy and the field, as ``render`` does; the exit code is 2."""
+
+    async def get(*_: object) -> Object:
+        return {"metadata": {"name": "checkout", "namespace": "team-a"}, "spec": spec}
+
+    monkeypatch.setattr(Cluster, "get", get)
+    assert main(["explain", "team-a/checkout", "--kubeconfig", kubeconfig(tmp_path)]) == 2
+    assert complaint(capsys).startswith(sentence)
+
+
 def test_a_taken_port_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """It names the port and the flag, and the exit code is that of every setting that can't work."""
     with socket.socket() as taken:
@@ -229,6 +278,16 @@ def test_render_prints_the_children_of_every_proxy_in_a_file(
     assert found[1]["spec"]["template"]["spec"]["containers"][0]["image"] == "envoy:mine"
 
 
+def test_render_takes_no_namespace_for_the_default_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """``namespace:`` without a value, or an empty one, is as good as none."""
+    file = tmp_path / "proxies.yaml"
+    for nothing in ("null", "''"):
+        file.write_text(GOOD.replace("namespace: team-a", f"namespace: {nothing}, uid: {nothing}"))
+        found = rendered(capsys, "-f", str(file))
+        assert {each["metadata"]["namespace"] for each in found} == {"default"}
+        assert all(each["metadata"]["ownerReferences"][0]["uid"] for each in found)
+
+
 def test_render_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A single dash, as everywhere."""
     monkeypatch.setattr("sys.stdin", io.StringIO(GOOD))
@@ -241,6 +300,8 @@ def test_render_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeyp
         (None, ["can't read", "No such file"]),
         ("a: [", ["can't read"]),
         ("\x00", ["can't read"]),
+        ("a: 2020-99-99", ["can't read"]),
+        ("[" * 5000, ["can't read"]),
         (b"\xff\xfe\xfa", ["can't read"]),
         ("", ["holds no EnvoyProxy"]),
         ("kind: Service", ["holds no EnvoyProxy"]),
@@ -248,6 +309,7 @@ def test_render_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeyp
         ("kind: EnvoyProxy", ["has no metadata.name"]),
         ("kind: EnvoyProxy\nmetadata: text", ["has no metadata.name"]),
         ("kind: EnvoyProxy\nmetadata: {name: 5}", ["has no metadata.name"]),
+        ("kind: EnvoyProxy\nmetadata: {name: a, namespace: 5}", ["has no metadata.namespace that is text"]),
         ("kind: EnvoyProxy\nmetadata: {name: a}", ["a: spec.listeners: Field required"]),
         ("kind: EnvoyProxy\nmetadata: {name: a}\nspec: text", ["a: spec: Input should be a valid dictionary"]),
         (GOOD.replace("port: 80,", "port: 0,"), ["checkout: spec.listeners.0.port: Input should be greater than"]),
@@ -257,6 +319,8 @@ def test_render_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeyp
         "missing",
         "no YAML",
         "control character",
+        "no date",
+        "too deep",
         "no UTF-8",
         "empty",
         "no proxy",
@@ -264,6 +328,7 @@ def test_render_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeyp
         "no metadata",
         "metadata text",
         "numeric name",
+        "numeric namespace",
         "no spec",
         "spec text",
         "bad value",

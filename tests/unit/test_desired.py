@@ -249,11 +249,13 @@ def test_other_names_lead_to_no_proxy(name: str) -> None:
         ({"limits": {"cpu": 3}}, 3),
         ({"limits": {"cpu": "1m"}}, 1),
         ({"limits": {"cpu": "0"}}, 1),
+        ({"limits": {"cpu": "256"}}, 256),
+        ({"limits": {"cpu": "5G"}}, 256),
     ],
     ids=str,
 )
 def test_worker_threads_follow_the_cpu_limit(resources: Object | None, threads: int) -> None:
-    """One for each CPU, rounded up, at least one; two without a limit, never one for each core of the node."""
+    """One for each CPU, rounded up, from 1 to 256; two without a limit, never one for each core of the node."""
     args = container(SPEC | ({"resources": resources} if resources else {}))["args"]
     assert args[args.index("--concurrency") + 1] == str(threads)
 

@@ -47,8 +47,11 @@ def test_times_that_are_out_of_order_are_refused(times: tuple[int, float, float]
     ("flags", "sentence"),
     [
         (["--shards=-1"], "OPERATOR_APP_SHARDS (--shards): Input should be greater than or equal to 1"),
-        (["--lease-duration-s=8"], "renew_deadline_s (10) and lease_duration_s (8) must grow in this order"),
-        (["--retry-period-s=11"], "retry_period_s (11), renew_deadline_s (10) and"),
+        (
+            ["--lease-duration-s=8"],
+            "--retry-period-s (2), --renew-deadline-s (10) and --lease-duration-s (8) must grow in this order",
+        ),
+        (["--retry-period-s=11"], "--retry-period-s (11), --renew-deadline-s (10) and"),
         (["--lease-duration-s=2.5"], "OPERATOR_APP_LEASE_DURATION_S (--lease-duration-s): "),
         (["--replica-name=Bad_Name"], "OPERATOR_APP_REPLICA_NAME (--replica-name): "),
     ],
@@ -150,18 +153,17 @@ def test_work_without_a_shard_cannot_write_and_tools_can() -> None:
         fence.check()
 
 
-def test_a_hold_knows_what_still_uses_it() -> None:
-    """A shard is given back only when no work of it is in progress; a crashed round counts as over."""
+def test_a_right_is_carried_only_as_long_as_its_work_lasts() -> None:
+    """What comes after a crash carries nothing; carrying alone does not keep a shard from being given back."""
     hold = Hold(0, 0, until=1.0, clock=lambda: 0.0)
 
     def crash() -> None:
         with fence.under(hold), fence.under(hold):
-            assert hold.users == 2
+            assert (fence.carried(), hold.users) == (hold, 0)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         crash()
-    assert hold.users == 0
     assert fence.carried() is None
 
 
@@ -283,6 +285,19 @@ def test_a_renewal_whose_answer_was_lost_is_recognised() -> None:
     assert hold.until == again.sent_at + TIMES.renew_deadline_s
 
 
+def test_a_take_that_failed_behind_its_own_write_is_not_repeated_at_once() -> None:
+    """Our own hand on the Lease is no news; the period counts, or what the API server asked for, at most a Lease's."""
+    alone = Alone()
+    alone.book.begin()
+    for asked_s, pause_s in ((0.0, TIMES.retry_period_s), (5.0, 5.0), (1e300, TIMES.duration_s)):
+        (take,) = alone.due(Deed.TAKE)
+        alone.book.observe(alone.store(take), now=alone.now)
+        alone.book.failed(take, now=alone.now, asked_s=asked_s)
+        alone.now += pause_s - 0.001
+        assert alone.due(Deed.TAKE) == []
+        alone.now += 0.001
+
+
 def test_another_holder_is_waited_out_on_our_own_clock() -> None:
     """Times written in a Lease mean nothing; its end is counted from when we saw it change, each time anew."""
     alone = Alone()
@@ -369,15 +384,16 @@ def test_a_shard_is_given_back_when_its_work_is_over() -> None:
     """From ``leave`` on there is no new work; the Lease is renewed while a round runs, and freed right after."""
     alone = Alone()
     hold = alone.holding()
-    with fence.under(hold):
-        alone.book.leave()
-        assert alone.book.hold(0) is None
-        (gone,) = alone.book.due(now=alone.now, stamp=STAMP)
-        assert (gone.deed, gone.name) == (Deed.LEAVE, replica_lease_name("me"))
-        alone.now += TIMES.retry_period_s
-        (renewal,) = alone.due(Deed.RENEW)
-        alone.succeed(renewal)
-        assert hold.is_valid
+    hold.users += 1
+    alone.book.leave()
+    assert alone.book.hold(0) is None
+    (gone,) = alone.book.due(now=alone.now, stamp=STAMP)
+    assert (gone.deed, gone.name) == (Deed.LEAVE, replica_lease_name("me"))
+    alone.now += TIMES.retry_period_s
+    (renewal,) = alone.due(Deed.RENEW)
+    alone.succeed(renewal)
+    assert hold.is_valid
+    hold.users -= 1
     (release,) = alone.due(Deed.RELEASE)
     with fence.under(hold), pytest.raises(FencedError):
         fence.check()  # no write may follow once the release is on its way

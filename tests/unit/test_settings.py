@@ -74,6 +74,7 @@ def test_every_setting_is_documented(name: str) -> None:
         ("log_level", "loud"),
         ("log_format", "xml"),
         ("namespace", ""),
+        ("namespace", "Edge System"),
         ("image", ""),
         ("namespaces", "team-a,Team_B"),
     ],
