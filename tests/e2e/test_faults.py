@@ -27,11 +27,10 @@ from operator_app.errors import (
     UndecodableError,
 )
 from operator_app.kinds import CONFIG_MAP, ENVOY_PROXY, LEASE, Key, Object
-from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.failover import epochs_out_of_order, out_of_order
 from tests.e2e.faults.answers import DELAY_S, RETRY_AFTER_S
-from tests.e2e.faults.campaign import Campaign, Run
+from tests.e2e.faults.campaign import SHARDS, Campaign, Run
 from tests.e2e.faults.catalogue import WATCHED, Catalogue
 from tests.e2e.faults.experiment import conduct
 from tests.e2e.faults.ledger import Ledger
@@ -48,7 +47,6 @@ pytestmark = pytest.mark.anyio
 Carrier = Callable[[Plan], AbstractAsyncContextManager[Cluster]]
 
 FIRST, EDIT, LOSS, DRIFT, DELETION, RE_CREATION = SCENARIOS
-SHARDS: Final[int] = Settings.model_fields["shards"].default
 QUIET_S: Final = 3.0
 IDLE_S: Final = 1.0
 

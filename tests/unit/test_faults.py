@@ -18,6 +18,7 @@ from tests.e2e.faults.ledger import Ledger
 from tests.e2e.faults.mirror import View
 from tests.e2e.faults.plan import Asked, Fault, FaultKind, Plan, Point
 from tests.e2e.faults.scenarios import NAME, SCENARIOS, fresh_proxy, hostnames
+from tests.e2e.faults.table import page
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 
 FIRST, *_, DELETION, _RE_CREATION = SCENARIOS
@@ -104,3 +105,11 @@ def test_a_fault_that_never_struck_is_no_success(
 
     assert ("not reached" in capsys.readouterr().out) is not is_struck
     assert ("| not reached |" in (tmp_path / "page.md").read_text()) is not is_struck
+
+
+def test_the_page_says_which_faults_only_a_sweep_heals() -> None:
+    """And how often the sweeps were, since that is not how the operator runs by default."""
+    head = " ".join(page([], quiet_s=20, sweep_interval_s=6).split())
+    assert "after *422*, *stale events replayed*, *event hidden* the operator" in head
+    assert "one every 6 seconds" in head
+    assert "one every 900 seconds" in head

@@ -1,8 +1,9 @@
 """``python -m tests.e2e.faults``: every fault at every point, on a control plane of its own.
 
 Shows progress, writes ``docs/reliability.md``, and ends with ``points tried: N, survived: M``. The exit code is 0 only
-if these are equal, every planned fault struck, no round crashed and no operator counted a write that changed nothing.
-What the operators logged is kept in a directory that is named when something went wrong.
+if these are equal, every planned fault struck, no round crashed, and no operator counted a write that changed nothing
+or wrote without its shard's Lease. What the operators logged is kept in a directory that is named when something went
+wrong.
 """
 
 import shutil

@@ -20,8 +20,10 @@ from typing import Any, Final, Self
 
 from operator_app.desired import child_key
 from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPACE, SERVICE, Key, Object
+from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
+from tests.e2e.failover import epochs_out_of_order, out_of_order
 from tests.e2e.faults import verdict
 from tests.e2e.faults.mirror import ELSEWHERE, KINDS, Mirror, View, about
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point, points_in_all
@@ -30,6 +32,7 @@ from tests.e2e.faults.scenarios import MARK, NAME, Scenario, fresh_proxy, hostna
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
 
+SHARDS: Final[int] = Settings.model_fields["shards"].default
 OPERATOR: Final = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 
 REST_S: Final = 1.5
@@ -113,7 +116,7 @@ class Campaign:
         self._since: Mark | None = None
         self._runs: list[Run] = []
         self.complaints: list[str] = []
-        """What was wrong with the operators themselves: rounds that crashed, writes that they call avoidable."""
+        """What was wrong with the operators themselves: crashed rounds, avoidable writes, writes without a Lease."""
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
@@ -278,8 +281,13 @@ class Campaign:
         owners = {f"proxy-{uid}": run.namespace for run in self._runs for uid in self._mirror.lives(*_proxy_of(run))}
         owners |= {name: run.namespace for run in self._runs for name in hostnames(run.namespace)}
         assert self._since is not None
-        for each in self._audit.writes(OPERATOR, self._since):
+        written = self._audit.writes(OPERATOR, self._since)
+        for each in written:
             writes[_about(each, owners)].append(each)
+        # The version in the answer to a release may be older than the release, so it says nothing about its time.
+        datable = [each for each in written if not verdict.is_release(each)]
+        self.complaints += out_of_order(datable, SHARDS, [run.namespace for run in self._runs])
+        self.complaints += epochs_out_of_order(written, SHARDS)
         for run in self._runs:
             if run.rested_at is not None:
                 run.problems += self._last_look(run, views[run.namespace], writes[run.namespace])

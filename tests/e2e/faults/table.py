@@ -26,19 +26,22 @@ every fault was made to happen that an API server, a network or a kernel can cau
 - the declared state holds, value by value, and the status says of it what is true, for the right generation; on the
   way `observedGeneration` never went back, and no `lastTransitionTime` moved without a flip;
 - there is one of everything, and no object was made more often than the scenario calls for, by UID;
+- exactly the declared hostname is claimed, by exactly this proxy; after a deletion none is;
 - no orphan is left in the namespace or the registry;
 - no byte of a stranger's object was changed, and a stranger's annotations on the children are still there;
-- the operator wrote to nothing else, wrote nothing that had no effect (but where an answer was lost, it may ask again),
-  and wrote nothing at all any more, except that the Event of a real repair may come late.
+- the operator wrote to nothing else, wrote nothing without its shard's Lease, wrote nothing that had no effect (but
+  where an answer was lost, it may ask again), and wrote nothing at all any more, except that the Event of a real repair
+  may come late.
 
-Sweeps are off, so that none hides a weakness of the ordinary ways, but for three faults: after *{swept}*
-the operator is rightly content, or rightly stalled, until its next sweep. These runs have one every {sweep_s:g} seconds
-and show that a sweep heals, not how soon: by default there is one every {default_sweep_s:g} seconds.
+Sweeps are off, so that none hides a weakness of the ordinary ways, but for three faults: after *{swept}* the
+operator is rightly content, or rightly stalled, until its next sweep. These runs have one every {sweep_s:g} seconds, so
+they show that a sweep heals, and not how soon: by default there is one every {default_sweep_s:g} seconds.
 
 At starts of the operator the first list and the first watch go wrong of every kind that it follows, HostnameClaims,
-Namespaces and Leases included. Outside of the campaign are requests that are about no proxy: the writes of Leases and
-their events, and the one look at each Namespace that the settings name. What two replicas do to each other is not tried
-here either, since one operator runs at a time: `tests/e2e/test_leases.py` and `make bench-failover` do.
+Namespaces and Leases included. Outside of the campaign is what else is about no proxy: reads and writes of single
+Leases, the look at each Namespace that the settings name, and the watch events of both kinds. One operator runs at a
+time, so no run could show two holders of a Lease: with two replicas, `tests/e2e/test_faults.py` tries lists and watches
+of Leases that go wrong, and `tests/e2e/test_leases.py` and `make bench-failover` kill and stop replicas.
 
 A point that every recording reached and that no attempt reaches again is shown as *not reached*, and then `make faults`
 fails, as it does when a run did not survive.

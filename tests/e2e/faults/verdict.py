@@ -86,14 +86,14 @@ def write_problems(writes: Iterable[AuditEntry], *, names: frozenset[str], may_r
     for each in writes:
         if each.resource != "events" and each.name not in names:
             yield f"wrote to a stranger: {each}"
-        if each.code not in (200, 201) or each.verb == "delete" or each.resource_version is None or _is_release(each):
+        if each.code not in (200, 201) or each.verb == "delete" or each.resource_version is None or is_release(each):
             continue
         if versions.get((each.resource, each.name)) == each.resource_version and not may_repeat:
             yield f"avoidable write: {each}"
         versions[each.resource, each.name] = each.resource_version
 
 
-def _is_release(write: AuditEntry) -> bool:
+def is_release(write: AuditEntry) -> bool:
     """Whether this takes our finalizer off a proxy: if that ends its life, the answer shows the version before it."""
     metadata = (write.request or {}).get("metadata", {})
     return write.resource == ENVOY_PROXY.plural and not write.subresource and not metadata.get("finalizers")
