@@ -222,6 +222,7 @@ class Operator:
             replica=replica,
             shards=settings.shards,
             times=LeaseTimes(settings.lease_duration_s, settings.renew_deadline_s, settings.retry_period_s),
+            grace_s=settings.shutdown_grace_s,
             on_change=self._shard_changed,
             clock=_clock,
             now=_now,

@@ -33,7 +33,8 @@ _SENDING: Final = frozenset({"http11.send_request_headers.started", "http11.send
 class Hold:
     """The right to write for one shard until a deadline, in seconds of ``clock``.
 
-    ``epoch`` grows with every change of hands. ``users`` counts the pieces of work that carry the hold now.
+    ``epoch`` grows with every change of hands. ``users`` counts the work that keeps the shard from being given back;
+    who carries the hold only to write later, such as an Event, is not counted, and finds it ended.
     """
 
     __slots__ = ("_clock", "epoch", "shard", "until", "users")
@@ -74,13 +75,9 @@ def carried() -> Hold | None:
 def under(hold: Hold | None) -> Generator[None]:
     """Do the work in this context on the right of ``hold``; None means: nobody's right is needed."""
     token = _carried.set(hold)
-    if hold is not None:
-        hold.users += 1
     try:
         yield
     finally:
-        if hold is not None:
-            hold.users -= 1
         _carried.reset(token)
 
 

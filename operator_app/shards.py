@@ -18,7 +18,7 @@ import structlog
 from operator_app import fence
 from operator_app.cluster import Cluster
 from operator_app.deltas import Changed, Deleted, Delta, Listed
-from operator_app.errors import ConflictError, NotFoundError, OperatorError
+from operator_app.errors import ConflictError, NotFoundError, OperatorError, TransientError
 from operator_app.fence import Hold
 from operator_app.kinds import LEASE, Key
 from operator_app.leases import LABEL_ROLE, Change, Deed, Errand, LeaseBook, LeaseTimes
@@ -35,11 +35,12 @@ Told = Callable[[int, Change], None]
 class ShardKeeper:
     """Takes, renews and gives back shards for one replica.
 
+    Rounds of a shard that is to be given back are cut off after ``grace_s``, so that none can keep it for ever.
     ``on_change`` is told at once of every shard that is taken, released, lost or lapsed. ``clock`` gives seconds that
     go on while the process or the machine sleeps; ``now`` gives aware UTC, which is written into Leases for people.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each keyword is a choice of its own, of the application or of a test
         self,
         cluster: Cluster,
         *,
@@ -47,12 +48,14 @@ class ShardKeeper:
         replica: str,
         shards: int,
         times: LeaseTimes,
+        grace_s: float,
         on_change: Told,
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
+        self._grace_s = grace_s
         self._on_change = on_change
         self._clock = clock
         self._now = now
@@ -108,13 +111,20 @@ class ShardKeeper:
 
     @contextmanager
     def working(self, hold: Hold) -> Generator[None]:
-        """Work on the right of ``hold``: it fences all writes, and when it is lost, work in progress is cut off."""
+        """Work on the right of ``hold``: it fences all writes, and when it is lost, work in progress is cut off.
+
+        Until the work is over, its shard is not given back.
+        """
         scopes = self._rounds[hold.shard]
+        hold.users += 1
         try:
             with anyio.CancelScope() as scope, fence.under(hold):
                 scopes.add(scope)
                 yield
+            if scope.cancelled_caught and hold.is_valid:
+                log.warning("round_cut_off", shard=hold.shard, epoch=hold.epoch, grace_s=self._grace_s)
         finally:
+            hold.users -= 1
             scopes.discard(scope)
             if self._book.is_idle(hold.shard):
                 self._wake.set()
@@ -137,7 +147,15 @@ class ShardKeeper:
                 stamp = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
                 for errand in self._book.due(now=self._clock(), stamp=stamp):
                     errands.start_soon(self._carry_out, errand)
+                self._limit_rounds()
                 await self._rest()
+
+    def _limit_rounds(self) -> None:
+        """Give rounds of shards that are to be given back their time of grace; no further ones begin there."""
+        deadline = anyio.current_time() + self._grace_s
+        for shard in self._book.ending:
+            for scope in self._rounds.get(shard, ()):
+                scope.deadline = min(scope.deadline, deadline)
 
     async def _rest(self) -> None:
         now = self._clock()
@@ -153,7 +171,8 @@ class ShardKeeper:
             if not isinstance(error, ConflictError):
                 why = str(error) or "no answer in time"
                 log.warning("lease_failed", lease=errand.name, deed=errand.deed, error=why)
-            self._book.failed(errand, now=self._clock())
+            asked_s = error.retry_after_s if isinstance(error, TransientError) else None
+            self._book.failed(errand, now=self._clock(), asked_s=asked_s or 0.0)
         else:
             self._book.done(errand, now=self._clock())
         self._wake.set()
@@ -168,21 +187,23 @@ class ShardKeeper:
                 key, version = Key(self._namespace, errand.name), str(errand.of.version)
                 await self._cluster.delete(LEASE, key, uid=errand.of.uid, resource_version=version)
         except (ConflictError, NotFoundError):
-            await self._look(errand.name)
+            await self._look(errand)
             raise
         if errand.deed == Deed.TAKE:
             await self._look_at_all()
 
-    async def _look(self, name: str) -> None:
+    async def _look(self, errand: Errand) -> None:
         """Bring what is known of one Lease up to date."""
-        key = Key(self._namespace, name)
-        live = await self._cluster.get(LEASE, key)
+        live = await self._cluster.get(LEASE, Key(self._namespace, errand.name))
         now = self._clock()
         if live is not None:
+            # Without its label no watch shows it, but it stands under our name: the next write labels it again.
+            metadata = live["metadata"]
+            metadata["labels"] = metadata.get("labels", {}) | {LABEL_ROLE: errand.role.value}
             self._book.observe(live, now=now)
             return
         for known in self._book.known():
-            if known["metadata"]["name"] == name:
+            if known["metadata"]["name"] == errand.name:
                 self._book.forget(known, now=now)
 
     async def _look_at_all(self) -> None:
