@@ -18,7 +18,7 @@ import anyio
 import structlog
 from pydantic import ValidationError
 
-from operator_app.api import EnvoyProxySpec, ServiceType, parse_spec
+from operator_app.api import EnvoyProxySpec, ServiceType, parse_spec, sentence
 from operator_app.apply import CONTENDED, Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
 from operator_app.cluster import Cluster
 from operator_app.deltas import Deleted
@@ -139,7 +139,7 @@ class Reconciler:
             spec = parse_spec(proxy)
             desired = children(proxy, spec, default_image=self._default_image)
         except ValidationError as error:
-            return await self._refuse(proxy, Problem("InvalidSpec", _sentence(error), is_terminal=True))
+            return await self._refuse(proxy, Problem("InvalidSpec", sentence(error), is_terminal=True))
         except TerminalError as error:
             return await self._refuse(proxy, Problem(error.reason, error.message, is_terminal=True))
         if not spec.paused:
@@ -350,8 +350,3 @@ def _address(proxy: Object, service: Object | None) -> str | None:
         return f"{key.name}.{key.namespace}.svc"
     given = service.get("status", {}).get("loadBalancer", {}).get("ingress", ())
     return next((each.get("hostname") or each.get("ip") for each in given), None)
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"spec.{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator, core_schema
 
 from operator_app import api
-from operator_app.api import Listener, Rule, duration_s, parse_spec
+from operator_app.api import Listener, Rule, duration_s, parse_spec, sentence
 from operator_app.kinds import Object
 from tests.api_cases import BOUNDS, CASES, HOSTILE, TEXT_MEMBERS, Case, Path, edited, proxy, with_fragment
 
@@ -31,6 +31,16 @@ def refusal(obj: Object) -> str:
     except ValidationError as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_refusal_is_one_sentence_that_begins_with_where(case: Case) -> None:
+    """For people: a path without an empty end, and no name of a Python exception."""
+    for value in () if case.advice in SERVER_ONLY else case.refused:
+        with pytest.raises(ValidationError) as refused:
+            parse_spec(edited(proxy(), case.at, value))
+        assert re.match(r"spec(\.\w+)*: (?!Value error)\S", sentence(refused.value))
+        assert "\n" not in sentence(refused.value)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
