@@ -485,6 +485,7 @@ def _failures_translated(kind: Kind, key: Key | None, timeout_s: float) -> Gener
         # It is about our own request, and its text may quote a header: the type says enough.
         sentence = f"the request to the API server could not be sent: {type(error).__name__}"
         raise TransientError(sentence, kind=kind, key=key) from None
-    except httpx2.HTTPError as error:
+    except (httpx2.HTTPError, OSError) as error:
+        # httpcore2 lets what TLS raises behind the handshake through as it is: an ssl.SSLError, which is an OSError.
         sentence = f"the connection to the API server failed: {str(error) or type(error).__name__}"
         raise TransientError(sentence, kind=kind, key=key) from error

@@ -1,6 +1,7 @@
 """The doorway, answered by a scripted transport: what is sent, and what every shape of answer becomes."""
 
 import json
+import ssl
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -404,11 +405,12 @@ async def test_a_request_that_cannot_be_sent_is_told_without_its_header(kubeconf
         httpx2.RemoteProtocolError("Server disconnected"),
         httpx2.WriteError(""),
         httpx2.DecodingError("bad gzip"),
+        ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"),
     ],
     ids=repr,
 )
 async def test_every_failure_on_the_way_is_transient(kubeconfig: Path, failure: Exception) -> None:
-    """No exception of the HTTP library gets out, and each becomes one sentence that says something."""
+    """No exception of the HTTP library or of TLS gets out, and each becomes one sentence that says something."""
 
     def fail(_: httpx2.Request) -> httpx2.Response:
         raise failure
@@ -603,6 +605,7 @@ async def test_a_bookmark_is_its_metadata(kubeconfig: Path) -> None:
         ((json.dumps({"type": "ERROR", "object": {}}).encode() + b"\n",), TransientError),
         ((json.dumps({"type": "ERROR", "object": status_body(403, "Forbidden")}).encode() + b"\n",), ForbiddenError),
         ((httpx2.ReadError(""),), TransientError),
+        ((ssl.SSLError(1, "[SSL] bad record mac"),), TransientError),
         ((httpx2.RemoteProtocolError("incomplete chunked read"),), TransientError),
         ((None,), TransientError),
         ((b'{"type":"ADD', None), TransientError),
