@@ -29,7 +29,7 @@ from operator_app.cluster import Cluster, Request
 from operator_app.deltas import Deleted, Delta, Listed
 from operator_app.desired import controller_uid, proxy_key
 from operator_app.dispatch import Dispatcher
-from operator_app.errors import ConfigurationError, FencedError, OperatorError
+from operator_app.errors import ConfigurationError, FencedError, OperatorError, TransientError
 from operator_app.events import EventRecorder
 from operator_app.finalizer import Finalizer
 from operator_app.kinds import (
@@ -198,6 +198,7 @@ class Operator:
         self._cluster = cluster
         self._metrics = metrics
         self._health = health
+        self._pressure = pressure
         self._store = Store(INDEXES)
         self._scopes: frozenset[str | None] = frozenset(settings.namespaces or (None,))
         # Namespaces are cluster-scoped: who may serve only some of them need not be allowed to watch them.
@@ -412,14 +413,15 @@ class Operator:
         told = (owner for kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM) for owner in self._store.index_values(kind))
         return {*self._store.keys(ENVOY_PROXY), *told}
 
-    def _add(self, key: Key, priority: Priority) -> None:
-        """Want a round, if it is this replica's to run.
+    def _add(self, key: Key, priority: Priority) -> bool:
+        """Want a round, if it is this replica's to run; whether it is.
 
         Where not everything is known yet, or the shard is another's, ``_fill`` does it when that changes.
         """
         if self._begun.isdisjoint((None, key.namespace)) or self._keeper.hold(key.namespace) is None:
-            return
+            return False
         self._dispatcher.want(key, self._tenant(key.namespace), priority)
+        return True
 
     def _tenant(self, namespace: str) -> str:
         """The lane of a namespace: its tenant label, or itself."""
@@ -436,14 +438,18 @@ class Operator:
             await anyio.sleep(self._settings.sweep_interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
             if not self._begun:
                 continue
+            asked_s = 0.0
             for kind in self._watched:
                 for scope in self._scopes_of(kind):
-                    await self._sweep_kind(kind, scope)
+                    # Whole lists are the dearest requests, and nobody waits for these.
+                    put_off_s = self._pressure.delay_s(Priority.SWEEP, now_mono=time.monotonic())
+                    await anyio.sleep(max(put_off_s, asked_s))
+                    asked_s = await self._sweep_kind(kind, scope)
             self._applier.forget_refusals()
             await self._audit()
             for key in self._known_proxies():
-                self._to_look_outside.add(key)
-                self._add(key, Priority.SWEEP)
+                if self._add(key, Priority.SWEEP):
+                    self._to_look_outside.add(key)
 
     async def _audit(self) -> None:
         try:
@@ -461,27 +467,29 @@ class Operator:
         if found:
             log.warning("audit_findings", **{kind.value: count for kind, count in counts.items()})
 
-    async def _sweep_kind(self, kind: Kind, scope: Scope) -> None:
+    async def _sweep_kind(self, kind: Kind, scope: Scope) -> float:
+        """Sweep one kind; returns for how many seconds the API server wants to be left alone."""
         try:
             missed = await sweep(self._cluster, self._store, kind, **scope)
         except OperatorError as error:
             log.warning("sweep_failed", kind=kind.kind, error=str(error))
-            return
+            return (error.retry_after_s or 0.0) if isinstance(error, TransientError) else 0.0
         for each in missed:
             self._metrics.missed.labels(kind.kind).inc()
             log.warning("watch_missed", kind=kind.kind, key=str(key_of(each.object)), gone=each.is_gone)
             for key in self._concerned(kind, each.object):
                 self._add(key, Priority.REPAIR)
+        return 0.0
 
     async def _work(self, key: Key, failures: int) -> Verdict | None:
         """One round, on the right of the shard; where that has gone, whoever gets the shard looks at all of it."""
         # By its namespace and not by its tenant: that label may change, and an object must never have two holders.
         hold = self._keeper.hold(key.namespace)
+        is_sweep = key in self._to_look_outside
+        self._to_look_outside.discard(key)
         if hold is None:
             return None
         self._metrics.count_round_of(self._tenant(key.namespace))
-        is_sweep = key in self._to_look_outside
-        self._to_look_outside.discard(key)
         verdict: Verdict | None = None
         with self._keeper.working(hold):
             verdict = await self._reconciler.round(key, failures=failures, is_sweep=is_sweep)

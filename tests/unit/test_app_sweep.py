@@ -1,0 +1,129 @@
+"""The full sweep of the application: whom it makes room for, and what it leaves behind."""
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Final
+
+import anyio
+import httpx2
+import pytest
+import yaml
+
+from operator_app.app import Operator
+from operator_app.cluster import Cluster
+from operator_app.deltas import Changed
+from operator_app.kinds import ENVOY_PROXY, Key
+from operator_app.pressure import Pressure
+from operator_app.registration.registrar import Registries
+from operator_app.settings import Settings
+from operator_app.telemetry import Health, Metrics
+
+pytestmark = pytest.mark.anyio
+
+PROXY: Final = Key("team-a", "web")
+INTERVAL_S: Final = 86_400.0
+UP_TO: Final = 100
+"""The version of every list."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The operator runs on asyncio."""
+    return "asyncio"
+
+
+class Server(httpx2.AsyncBaseTransport):
+    """Has nothing to list, and refuses the first so many lists."""
+
+    refusals = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:  # noqa: ARG002  # all alike
+        """The answer."""
+        if self.refusals:
+            self.refusals -= 1
+            return httpx2.Response(429, headers={"retry-after": "7"})
+        meta = {"resourceVersion": str(UP_TO)}
+        body = {"kind": "List", "apiVersion": "v1", "metadata": meta, "items": []}
+        return httpx2.Response(200, content=json.dumps(body))
+
+
+class World:
+    """An operator that knows one proxy, and the pauses that its sweep makes."""
+
+    def __init__(self, cluster: Cluster, server: Server) -> None:
+        self.server = server
+        self.pressure = Pressure()
+        settings = Settings(sweep_interval_s=INTERVAL_S)
+        self.operator = Operator(
+            settings, cluster, Metrics(), Health(), self.pressure, Registries({}), replica="replica"
+        )
+        # Newer than every list, so that no sweep misses it there.
+        metadata = {"namespace": PROXY.namespace, "name": PROXY.name, "uid": "u", "resourceVersion": str(UP_TO + 1)}
+        proxy = {"apiVersion": ENVOY_PROXY.api_version, "kind": "EnvoyProxy", "metadata": metadata | {"generation": 1}}
+        self.operator._store.take(Changed(ENVOY_PROXY, proxy))
+        self.operator._begun.add(None)
+
+    async def swept(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """One sweep of everything; returns the pause before each list."""
+        pauses: list[float] = []
+        has_begun = False
+
+        async def sleep(delay: float) -> None:
+            nonlocal has_begun
+            if delay < INTERVAL_S / 2:
+                pauses.append(delay)
+            elif has_begun:
+                over.cancel()
+            has_begun = True
+            await anyio.lowlevel.checkpoint()
+
+        with anyio.CancelScope() as over, monkeypatch.context() as patched:
+            patched.setattr(anyio, "sleep", sleep)
+            await self.operator._sweep()
+        return pauses
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncGenerator[World]:
+    """An operator in front of a scripted server; it holds no shard."""
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
+        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
+        "users": [{"name": "me", "user": {}}],
+    }
+    kubeconfig, server = tmp_path / "kubeconfig", Server()
+    kubeconfig.write_text(yaml.safe_dump(config))
+    async with Cluster.connect(kubeconfig=kubeconfig, user_agent="test", transport_wrapper=lambda _: server) as cluster:
+        yield World(cluster, server)
+
+
+async def test_a_sweep_leaves_a_refusing_server_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next list waits for as long as the last answer asked for, and no other does."""
+    world.server.refusals = 1
+    first, second, *others = await world.swept(monkeypatch)
+    assert (first, second) == (0, 7)
+    assert set(others) == {0}
+
+
+async def test_a_sweep_makes_room_under_pressure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each list is put off like any round that nobody waits for."""
+    for _ in range(10):
+        world.pressure.refused(now_mono=time.monotonic())
+    pauses = await world.swept(monkeypatch)
+    assert len(pauses) == len(world.operator._watched)
+    assert min(pauses) > 10
+
+
+async def test_a_standby_keeps_no_keys_of_a_sweep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not this replica's to run is not remembered, and what was is forgotten with the shard."""
+    await world.swept(monkeypatch)
+    assert not world.operator._to_look_outside
+    with monkeypatch.context() as holding:
+        holding.setattr(world.operator._keeper, "hold", lambda _namespace: object())
+        await world.swept(monkeypatch)
+    assert world.operator._to_look_outside == {PROXY}
+    assert await world.operator._work(PROXY, 0) is None
+    assert not world.operator._to_look_outside
