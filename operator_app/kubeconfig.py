@@ -98,7 +98,7 @@ def _fault_of_server(server: str) -> str | None:
         return f"names the server {server!r}; it must begin with https:// or http://"
     if "@" in server:
         return "names a server with credentials in its URL, where they would be shown; give them under `user`"
-    wrong = f"names the server {server!r}; write its host and port alone, such as https://api.example.org:6443"
+    wrong = f"names the server {server!r}; write a host and a port up to 65535, such as https://api.example.org:6443"
     if not server.isprintable() or not server.isascii() or re.search(r"[ ?#\\]", server):
         return wrong
     try:

@@ -221,6 +221,14 @@ def test_blanks_around_token_and_server_do_not_count(tmp_path: Path) -> None:
     assert (found.server, found.token) == (SERVER, "s3cret")
 
 
+@pytest.mark.parametrize(
+    "server", ["https://h/k8s/clusters/c-1", "https://[fd00::1]:6443", "http://127.0.0.1:65535", "https://h."]
+)
+def test_every_usable_server_is_taken_as_it_is(tmp_path: Path, server: str) -> None:
+    """A path (several clusters behind one host), an IPv6 address and the last port are none of the refused."""
+    assert read(written(tmp_path, {"server": server})).server == server
+
+
 def test_a_password_of_nothing_is_empty(tmp_path: Path) -> None:
     """``password:`` without a value is none, not the word None."""
     assert read(written(tmp_path, user={"username": "u", "password": None})).basic == ("u", "")
