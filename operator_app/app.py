@@ -63,7 +63,7 @@ from operator_app.store import Index, Store
 from operator_app.sweep import sweep
 from operator_app.telemetry import Health, Metrics, serving
 from operator_app.verdict import Verdict
-from operator_app.watch import WatchTimes, follow
+from operator_app.watch import QUIET_S, WatchTimes, follow
 from operator_app.workqueue import Limits, Priority
 
 log = structlog.get_logger(__name__)
@@ -143,22 +143,49 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
     ):
         with serving(settings.http_port, metrics, health) as port:
             log.info("started", namespace=settings.namespace, http_port=port, replica=replica)
+            _warn_of_settings(settings)
             await _refuse_unknown_namespaces(cluster, settings)
             with fence.under(fence.NOBODY):
                 await Operator(settings, cluster, metrics, health, pressure, registries, replica=replica).run()
             log.info("stopped")
 
 
+def _warn_of_settings(settings: Settings) -> None:
+    """Tell of settings that work, but cost more than they seem to."""
+    if settings.watch_idle_timeout_s < QUIET_S:
+        sentence = (
+            f"a healthy watch may be silent for {QUIET_S:g} s; with --watch-idle-timeout-s "
+            f"({settings.watch_idle_timeout_s:g}) below that, quiet kinds are listed again and again"
+        )
+        log.warning("watch_idle_timeout_short", note=sentence)
+
+
 async def _refuse_unknown_namespaces(cluster: Cluster, settings: Settings) -> None:
-    """Raise ``ConfigurationError`` for a namespace that certainly does not exist; doubt is no reason not to start."""
-    for name in (settings.namespace, *settings.namespaces):
+    """Raise ``ConfigurationError`` where nothing can be served; doubt is no reason not to start.
+
+    That is so without the operator's own namespace, and when none of the served ones exists. One that has gone must not
+    stop the others at the next restart.
+    """
+    missing: set[str] = set()
+
+    async def ask(name: str) -> None:
         try:
-            found = await cluster.get(NAMESPACE, Key("", name))
+            if await cluster.get(NAMESPACE, Key("", name)) is None:
+                missing.add(name)
         except OperatorError as error:
             log.warning("namespace_unchecked", namespace=name, error=str(error))
-            continue
-        if found is None:
-            raise ConfigurationError(f"there is no namespace {name!r}; create it, or name another")
+
+    # At once: the time-outs of many names, one after the other, would be taken for a stuck event loop.
+    async with anyio.create_task_group() as questions:
+        for name in {settings.namespace, *settings.namespaces}:
+            questions.start_soon(ask, name)
+    if settings.namespace in missing:
+        raise ConfigurationError(f"there is no namespace {settings.namespace!r}; create it, or name another")
+    if settings.namespaces and missing.issuperset(settings.namespaces):
+        names = " and no namespace ".join(map(repr, settings.namespaces))
+        raise ConfigurationError(f"there is no namespace {names}; create it, or name another")
+    for name in sorted(missing):
+        log.warning("namespace_missing", namespace=name)
 
 
 def _replica_name(settings: Settings) -> str:

@@ -8,7 +8,7 @@ store; what a connection is, to ``cluster.py``.
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -18,6 +18,9 @@ from operator_app.cluster import Cluster
 from operator_app.deltas import Changed, Deleted, Delta, Listed
 from operator_app.errors import GoneError, OperatorError, TerminalError, TransientError, UndecodableError
 from operator_app.kinds import Kind
+
+QUIET_S: Final = 90.0
+"""For so long a healthy watch may be silent: bookmarks come about every 60 s, from a busy server later."""
 
 
 @dataclass(frozen=True, slots=True)

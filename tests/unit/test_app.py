@@ -1,0 +1,87 @@
+"""What the operator finds out before it starts: namespaces that are not there, settings that cost more than told."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+import structlog
+import yaml
+
+from operator_app.app import _refuse_unknown_namespaces, _warn_of_settings
+from operator_app.cluster import Cluster
+from operator_app.errors import ConfigurationError
+from operator_app.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+OWN = "edge-system"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The operator runs on asyncio."""
+    return "asyncio"
+
+
+async def checked(folder: Path, existing: Collection[str], served: tuple[str, ...], *, forbidden: str = "") -> None:
+    """The check of the namespaces that are to be served, at a server that answers once all of them were asked for."""
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "there"}}],
+        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    asked: set[str] = set()
+    everything = anyio.Event()
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        name = request.url.path.rpartition("/")[2]
+        asked.add(name)
+        if asked == {OWN, *served}:
+            everything.set()
+        await everything.wait()
+        if name == forbidden:
+            return httpx2.Response(403, json={"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no"})
+        if name in existing:
+            metadata = {"name": name, "uid": "u", "resourceVersion": "1"}
+            return httpx2.Response(200, json={"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        status = {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no", "details": {"name": name}}
+        return httpx2.Response(404, json=status)
+
+    server = httpx2.MockTransport(answer)
+    async with Cluster.connect(
+        kubeconfig=path, user_agent="test", request_timeout_s=1, transport_wrapper=lambda _: server
+    ) as cluster:
+        await _refuse_unknown_namespaces(cluster, Settings(namespace=OWN, namespaces=served))
+
+
+async def test_a_namespace_that_has_gone_stops_no_other(tmp_path: Path) -> None:
+    """It is told, and the others are served; all are asked for at the same time, so silence costs one time-out."""
+    with structlog.testing.capture_logs() as logs:
+        await checked(tmp_path, {OWN, "a"}, ("a", "gone", "hidden"), forbidden="hidden")
+    assert {(each["event"], each["namespace"]) for each in logs} == {
+        ("namespace_missing", "gone"),
+        ("namespace_unchecked", "hidden"),
+    }
+
+
+async def test_where_nothing_can_be_served_the_operator_does_not_start(tmp_path: Path) -> None:
+    """Without its own namespace, or without a single one of those to serve; one that can't be seen may be there."""
+    with pytest.raises(ConfigurationError, match="there is no namespace 'edge-system'; create it, or name another"):
+        await checked(tmp_path, {"a"}, ("a",))
+    with pytest.raises(ConfigurationError, match="there is no namespace 'x' and no namespace 'y'; create"):
+        await checked(tmp_path, {OWN}, ("x", "y"))
+    await checked(tmp_path, {OWN}, ("x", "y"), forbidden="y")
+    await checked(tmp_path, {OWN}, ())
+
+
+def test_a_patience_shorter_than_the_pause_of_bookmarks_is_told() -> None:
+    """Tests and trials may have it; whoever runs it unawares reads why every quiet kind is listed again and again."""
+    with structlog.testing.capture_logs() as logs:
+        _warn_of_settings(Settings())
+        assert logs == []
+        _warn_of_settings(Settings(watch_idle_timeout_s=20))
+    assert [each["event"] for each in logs] == ["watch_idle_timeout_short"]
