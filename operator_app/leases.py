@@ -56,7 +56,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """The three times, in seconds; raises ``ValueError``, which names their flags, when they are out of order.
+    """The three times, in seconds; raises ``ValueError``, which names their flags, where they do not fit together.
 
     A holder renews every ``retry_period_s``. At least two attempts fit between a renewal and the deadline, for each is
     given ``request_timeout_s``.
@@ -71,6 +71,11 @@ class LeaseTimes:
             raise ValueError(
                 f"--retry-period-s ({self.retry_period_s:g}), --renew-deadline-s ({self.renew_deadline_s:g}) and "
                 f"--lease-duration-s ({self.duration_s:g}) must grow in this order"
+            )
+        if self.renew_deadline_s - self.retry_period_s < 1:
+            raise ValueError(
+                f"--renew-deadline-s ({self.renew_deadline_s:g}) must exceed --retry-period-s "
+                f"({self.retry_period_s:g}) by 1 s or more: two requests have to fit in between"
             )
 
     @property

@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     contention_window_s: Seconds = Field(60, description="repairs of a field closer together than this are a row")
     contention_base_s: Seconds = Field(2, description="first pause between repairs of a field that is taken again")
     contention_cap_s: Seconds = Field(300, description="longest pause between repairs of a field that is taken again")
-    shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM")
+    shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM or when a shard moves")
     shards: int = Field(1, ge=1, le=256, description="parts that replicas divide the namespaces into; the same for all")
     replica_name: str | None = Field(
         None,
@@ -101,7 +101,13 @@ class Settings(BaseSettings):
     @field_validator("namespaces", "registries", "powerdns_zones", mode="before")
     @classmethod
     def _names_are_separated_by_commas(cls, value: object) -> object:
-        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        names = tuple(filter(None, map(str.strip, value.split(","))))
+        if value and not names:
+            message = f"{value!r} names nothing; leave it empty, or write names separated by commas"
+            raise ValueError(message)
+        return names
 
     @field_validator("powerdns_zones")
     @classmethod

@@ -52,6 +52,7 @@ def test_times_that_are_out_of_order_are_refused(times: tuple[int, float, float]
             "--retry-period-s (2), --renew-deadline-s (10) and --lease-duration-s (8) must grow in this order",
         ),
         (["--retry-period-s=11"], "--retry-period-s (11), --renew-deadline-s (10) and"),
+        (["--retry-period-s=9.99"], "--renew-deadline-s (10) must exceed --retry-period-s (9.99) by 1 s or more"),
         (["--lease-duration-s=2.5"], "OPERATOR_APP_LEASE_DURATION_S (--lease-duration-s): "),
         (["--replica-name=Bad_Name"], "OPERATOR_APP_REPLICA_NAME (--replica-name): "),
     ],

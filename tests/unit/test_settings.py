@@ -77,6 +77,10 @@ def test_every_setting_is_documented(name: str) -> None:
         ("namespace", "Edge System"),
         ("image", ""),
         ("namespaces", "team-a,Team_B"),
+        ("namespaces", ","),
+        ("namespaces", " "),
+        ("registries", ","),
+        ("powerdns_zones", " , "),
     ],
 )
 def test_bad_values_are_refused(name: str, value: str) -> None:
@@ -95,6 +99,13 @@ def test_a_backoff_that_shrinks_is_refused() -> None:
 def test_namespaces_are_a_list_with_commas() -> None:
     """Blanks and repetitions do not count."""
     assert given("namespaces", "b, a,,b").namespaces == ("b", "a")
+
+
+def test_nothing_means_all_namespaces_only_where_nothing_is_written() -> None:
+    """A list whose names got lost on the way must not widen what is served."""
+    assert given("namespaces", "").namespaces == ()
+    with pytest.raises(ValidationError, match=r"',' names nothing; leave it empty, or write names separated by commas"):
+        given("namespaces", ",")
 
 
 def test_settings_do_not_change() -> None:
