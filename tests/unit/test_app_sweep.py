@@ -97,7 +97,11 @@ async def world(tmp_path: Path) -> AsyncGenerator[World]:
     kubeconfig, server = tmp_path / "kubeconfig", Server()
     kubeconfig.write_text(yaml.safe_dump(config))
     async with Cluster.connect(kubeconfig=kubeconfig, user_agent="test", transport_wrapper=lambda _: server) as cluster:
-        yield World(cluster, server)
+        world = World(cluster, server)
+        yield world
+        with anyio.CancelScope() as over:
+            over.cancel()
+            await world.operator._events.run()  # closes what it waits at
 
 
 async def test_a_sweep_leaves_a_refusing_server_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
