@@ -53,7 +53,7 @@ from operator_app.reconcile import Reconciler
 from operator_app.registration.claims import Claims
 from operator_app.registration.installed import open_registries
 from operator_app.registration.ledger import Ledger, proxy_of
-from operator_app.registration.patience import Patience
+from operator_app.registration.patience import Patience, Respite
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.report import Reporter
 from operator_app.settings import Settings
@@ -302,6 +302,7 @@ class Operator:
             Claims(self._applier, self._store, namespace=namespace, sink=self._forget),
             self._registries,
             Patience(base_s=self._settings.backoff_base_s, cap_s=self._settings.backoff_cap_s, rand=random.random),
+            Respite(rand=random.random),
             mono=time.monotonic,
         )
 

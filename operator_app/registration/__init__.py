@@ -78,8 +78,9 @@ class Registry(Protocol):
     """An outside system that keeps one record for each hostname. Every method may be repeated and interrupted anywhere.
 
     Assumes one caller at a time for each proxy. Raises the errors of ``operator_app.errors``: ``TransientError`` for
-    what passes (down, slow, 5xx, 429 with its ``retry_after_s``), ``TerminalError`` for what does not (credentials,
-    no such zone).
+    what passes (down, slow, 5xx, 429 with its ``retry_after_s``), after which nobody calls for some seconds;
+    ``ConflictError`` for what passes and is about one record only (somebody else changed it at the same time);
+    ``TerminalError`` for what does not pass (credentials, no such zone).
     """
 
     async def observe(self, record: Record) -> Finding:

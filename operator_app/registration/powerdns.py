@@ -39,7 +39,7 @@ import httpx
 import structlog
 
 from operator_app.apply import Outcome, Problem
-from operator_app.errors import ConfigurationError, InvalidError, TerminalError, TransientError
+from operator_app.errors import ConfigurationError, ConflictError, InvalidError, TerminalError
 from operator_app.registration import Entry, Finding, Record, Registration
 from operator_app.registration.dns import (
     OWNER_LABEL,
@@ -145,7 +145,7 @@ class PowerDnsRegistry:
         addresses = [Delete(place.hostname, each.value) for each in AddressType]
         await self._api.change(place.zone, [*addresses, Delete(place.owner_name, "TXT")])
         if self._is_held(await self._look(place), uid):
-            raise TransientError(f"the records of {hostname} came back after their removal")
+            raise ConflictError(f"the records of {hostname} came back after their removal")
         return Outcome.DELETED
 
     async def entries(self) -> AsyncGenerator[Entry]:
@@ -176,7 +176,7 @@ class PowerDnsRegistry:
             case _ if refused is not None:
                 raise refused
             case _:
-                raise TransientError(f"somebody else changed the records of {wanted.place.hostname} at the same time")
+                raise ConflictError(f"somebody else changed the records of {wanted.place.hostname} at the same time")
 
     async def _look(self, place: Place) -> _Seen:
         at_hostname = await self._api.record_sets(place.zone, place.hostname)

@@ -8,27 +8,30 @@ Every step may be repeated and interrupted anywhere:
 
 So a name that stands outside is always in the ledger, a name in the ledger is always claimed, and both hold behind
 any crash. Once the outside has confirmed an entry it is not asked again, neither by later rounds nor after a restart,
-but by sweeps, which look for drift.
+but by sweeps, which look for drift. A registry that gives no answer rests, for all proxies: meanwhile every call to it
+fails at once with the same sentence.
 
 What one registry does with a record does not belong here, nor does the time of the next round.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
 from operator_app.api import RecordState
 from operator_app.apply import Outcome, Problem
-from operator_app.errors import OperatorError, TerminalError, TransientError
+from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, TransientError
 from operator_app.kinds import Key
 from operator_app.registration import Finding, Record, Registration, Registry
 from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
 from operator_app.registration.ledger import IN_CLUSTER, Entry, Ledger, Name
-from operator_app.registration.patience import Patience
+from operator_app.registration.patience import Patience, Respite, RestError
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 MANY_RETIRING: Final = 32
 """From this many names on, the old ones are taken back before another is published: an entry holds 64."""
@@ -61,6 +64,7 @@ class Registrar:
         claims: Claims,
         registries: Registries,
         patience: Patience,
+        respite: Respite,
         *,
         mono: Callable[[], float],
     ) -> None:
@@ -68,6 +72,7 @@ class Registrar:
         self._claims = claims
         self._registries = registries
         self._patience = patience
+        self._respite = respite
         self._mono = mono
 
     async def register(self, record: Record, registry: str | None = None, *, is_sweep: bool = False) -> Registration:
@@ -198,6 +203,9 @@ class Registrar:
         try:
             published = await self._register_outside(entry, record, is_sweep=is_sweep)
             await self._take_back(record.uid, entry.retiring)
+        except RestError as error:
+            problem = Problem("RegistryError", str(error))
+            return self._patience.put_off(record, problem, now_mono=self._mono(), rest_s=error.rest_s), False
         except TransientError as error:
             problem = Problem("RegistryError", str(error))
             return self._patience.failed(record, problem, now_mono=self._mono(), asked_s=error.retry_after_s), False
@@ -215,12 +223,14 @@ class Registrar:
         name = entry.published
         if name is None or (entry.is_confirmed and not (is_sweep and await self._has_drifted(name, record))):
             return Registration(Outcome.UNCHANGED)
-        return await self._registries.outside[name.registry].register(record)
+        return await self._ask(name.registry, lambda outside: outside.register(record))
 
     async def _has_drifted(self, name: Name, record: Record) -> bool:
         """Whether the outside shows something else than it had confirmed. A look that fails is no news."""
         try:
-            finding = await self._registries.outside[name.registry].observe(record)
+            finding = await self._ask(name.registry, lambda outside: outside.observe(record))
+        except RestError:
+            return False  # said once, when the rest began
         except OperatorError as error:
             log.warning("observation_failed", proxy=str(record.proxy), registry=name.registry, error=str(error))
             return False
@@ -237,12 +247,35 @@ class Registrar:
                 if unknown is not None:
                     sentence = f"{name.hostname} may still be published, and {unknown.message}"
                     raise TerminalError(unknown.reason, sentence)
-                outcome = await self._registries.outside[name.registry].deregister(uid, name.hostname)
+                outcome = await self._deregister_outside(uid, name)
                 log.info("record_removed", uid=uid, **name._asdict(), outcome=outcome.value)
             except OperatorError as error:
                 trouble = trouble or error
         if trouble is not None:
             raise trouble
+
+    async def _deregister_outside(self, uid: str, name: Name) -> Outcome:
+        return await self._ask(name.registry, lambda outside: outside.deregister(uid, name.hostname))
+
+    async def _ask(self, registry: str, call: Callable[[Registry], Awaitable[T]]) -> T:
+        """The one way to an outside registry: raises ``RestError`` while it rests, and makes it rest where it fails."""
+        turn = self._respite.turn(registry, now_mono=self._mono())
+        try:
+            answer = await call(self._registries.outside[registry])
+            self._respite.succeeded(turn)
+        except ConflictError as error:
+            # It answered, about one name. A conflict with the API server is something else to those who catch this.
+            raise TransientError(error.message) from error
+        except FencedError:
+            raise
+        except TransientError as error:
+            asked_s = error.retry_after_s
+            rest_s = self._respite.failed(turn, str(error), now_mono=self._mono(), asked_s=asked_s)
+            log.warning("registry_rests", registry=registry, rest_s=round(rest_s, 3), error=str(error))
+            raise
+        finally:
+            self._respite.over(turn)
+        return answer
 
 
 def _first_problem(*steps: Registration) -> Registration:

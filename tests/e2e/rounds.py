@@ -21,7 +21,7 @@ from operator_app.kinds import Kind, Object
 from operator_app.reconcile import Reconciler
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
-from operator_app.registration.patience import Patience
+from operator_app.registration.patience import Patience, Respite
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.settings import Settings
 from operator_app.status import StatusWriter
@@ -102,6 +102,7 @@ async def rooms(
             Claims(applier, store, namespace=OPERATOR_NAMESPACE, sink=store.take),
             registries or Registries({}),
             Patience(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
+            Respite(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
             mono=lambda: 0.0,
         )
         reconciler = Reconciler(

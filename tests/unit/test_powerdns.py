@@ -21,6 +21,7 @@ from operator_app.apply import Outcome
 from operator_app.errors import (
     LONGEST_WAIT_S,
     ConfigurationError,
+    ConflictError,
     ForbiddenError,
     InvalidError,
     NotFoundError,
@@ -357,7 +358,7 @@ async def test_a_write_that_does_not_hold_is_not_confirmed(registry: PowerDnsReg
     nothing_parked(httpx_mock)
     httpx_mock.add_response(method="PATCH", status_code=204)
     looks(httpx_mock, a_set("shop.example.com", "A", "192.0.2.66"), OWNERSHIP)
-    with pytest.raises(TransientError, match="at the same time"):
+    with pytest.raises(ConflictError, match="at the same time"):
         await registry.register(RECORD)
 
 
@@ -367,7 +368,7 @@ async def test_a_removal_that_does_not_hold_is_not_confirmed(registry: PowerDnsR
     looks(httpx_mock, ADDRESS, OWNERSHIP)
     httpx_mock.add_response(method="PATCH", status_code=204)
     looks(httpx_mock, ADDRESS, OWNERSHIP)
-    with pytest.raises(TransientError, match="came back"):
+    with pytest.raises(ConflictError, match="came back"):
         await registry.deregister("u1", "shop.example.com")
 
 

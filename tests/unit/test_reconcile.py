@@ -32,7 +32,7 @@ from operator_app.kinds import (
 from operator_app.reconcile import PERSISTENT_AFTER, Reconciler
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
-from operator_app.registration.patience import Patience
+from operator_app.registration.patience import Patience, Respite
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.verdict import DONE
 from tests.unit.field_sets import entry, stored
@@ -93,6 +93,7 @@ class Rounds(Rooms):
                 Claims(self.applier, self.store, namespace="edge-system", sink=self.store.take),
                 Registries({}),
                 Patience(base_s=1, cap_s=10, rand=lambda: 0.5),
+                Respite(rand=lambda: 0.5),
                 mono=self.clock,
             ),
             self.statuses,
