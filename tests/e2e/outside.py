@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
+
 from operator_app.apply import Outcome, Problem
 from operator_app.errors import ForbiddenError, ThrottledError, TransientError
 from operator_app.kinds import Key
@@ -21,6 +23,8 @@ from operator_app.settings import Settings
 NAME: Final = "files"
 ENTRY_POINT: Final = f"[operator_app.registries]\n{NAME} = tests.e2e.outside:connect\n"
 FOLDER_VARIABLE: Final = "OUTSIDE_FOLDER"
+TIMEOUT_S: Final = 3.0
+"""A call that hangs fails after this."""
 
 
 class Outside:
@@ -43,7 +47,7 @@ class Outside:
         return os.pathsep.join((str(site), str(Path(__file__).parents[2])))
 
     def fail(self, how: str | None) -> None:
-        """From now on fail like this: ``down``, ``throttled``, ``forbidden``, or not at all."""
+        """From now on fail like this: ``down``, ``hangs``, ``throttled``, ``forbidden``, or not at all."""
         if how is None:
             self._fault.unlink(missing_ok=True)
         else:
@@ -71,13 +75,16 @@ class Outside:
         """Every call so far whose hostname contains ``about``, such as ``register shop.example.com``."""
         return [each for each in self._calls.read_text().splitlines() if about in each]
 
-    def called(self, call: str, hostname: str) -> None:
+    async def called(self, call: str, hostname: str) -> None:
         """Note a call, and fail it where calls fail."""
         with self._calls.open("a") as calls:
             calls.write(f"{call} {hostname}\n")
         match self._fault.read_text() if self._fault.exists() else "":
             case "down":
                 raise TransientError("the registry does not answer")
+            case "hangs":
+                await anyio.sleep(TIMEOUT_S)
+                raise TransientError("the registry did not answer in time")
             case "throttled":
                 raise ThrottledError("the registry has enough", retry_after_s=3.0)
             case "forbidden":
@@ -95,13 +102,13 @@ class FileRegistry:
 
     async def observe(self, record: Record) -> Finding:
         """Compare."""
-        self._outside.called("observe", record.hostname or "")
+        await self._outside.called("observe", record.hostname or "")
         return self._finding(record)
 
     async def register(self, record: Record) -> Registration:
         """Write, where it is free or ours."""
         hostname = record.hostname or ""
-        self._outside.called("register", hostname)
+        await self._outside.called("register", hostname)
         match self._finding(record):
             case Finding.FOREIGN:
                 message = f"{hostname} has a record that is not this proxy's"
@@ -116,7 +123,7 @@ class FileRegistry:
 
     async def deregister(self, uid: str, hostname: str) -> Outcome:
         """Remove, where it is ours."""
-        self._outside.called("deregister", hostname)
+        await self._outside.called("deregister", hostname)
         found = self._outside.get(hostname)
         if found is None:
             return Outcome.UNCHANGED
@@ -127,7 +134,7 @@ class FileRegistry:
 
     async def entries(self) -> AsyncIterator[Entry]:
         """What says that this operator made it."""
-        self._outside.called("entries", "")
+        await self._outside.called("entries", "")
         for hostname, found in self._outside.records().items():
             if found.get("operator") == self._operator:
                 yield Entry(found["uid"], Key(*found["proxy"]), hostname)

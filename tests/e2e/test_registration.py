@@ -29,7 +29,7 @@ from tests.e2e.controlplane import AuditLog
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.outside import FOLDER_VARIABLE, NAME, FileRegistry, Outside
+from tests.e2e.outside import FOLDER_VARIABLE, NAME, TIMEOUT_S, FileRegistry, Outside
 from tests.e2e.proxies import (
     OPERATOR_USER,
     a_proxy,
@@ -352,6 +352,34 @@ def test_a_dead_registry_delays_nothing_but_itself(
     admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"ttl": 60}}})
     wait_registered(admin, key, 5)
     assert outside.records()[hostname]["ttl"] == 60
+
+
+def test_a_registry_that_hangs_does_not_hold_its_tenants_only_lane(
+    admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
+) -> None:
+    """Many removals wait for it, and what else the tenant declares waits for one timeout, not for one of each."""
+    keys = [Key(namespace, f"web-{number}") for number in range(8)]
+    operator.start(*FLAGS, "--in-flight-per-tenant=1")
+    proxies = [admin.create(ENVOY_PROXY, named(*key, f"{key.name}.{namespace}.example.com")) for key in keys]
+    for key in keys:
+        wait_registered(admin, key)
+    calls = len(outside.calls(namespace))
+
+    outside.fail("hangs")
+    for key in keys:
+        admin.delete(ENVOY_PROXY, key)
+    wait_until(lambda: len(outside.calls(namespace)) > calls, what="the first removal")
+    begun = time.monotonic()
+    admin.create(ENVOY_PROXY, named(namespace, "another", None))
+    wait_reconciled(admin, Key(namespace, "another"))
+    assert time.monotonic() - begun < 2 * TIMEOUT_S
+    for key in keys:
+        admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "DeregistrationFailed"))
+    assert len(outside.calls(namespace)) - calls < len(keys)
+
+    outside.fail(None)
+    for proxy in proxies:
+        wait_all_gone(admin, proxy)
 
 
 def test_a_registry_that_asks_for_time_gets_it(
