@@ -242,6 +242,7 @@ class Operator:
             metrics,
             workers=settings.workers,
             rand=random.random,
+            weight=settings.weight_of,
         )
         self._tasks = anyio.create_task_group()
         self._keeper = ShardKeeper(

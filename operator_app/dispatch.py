@@ -33,7 +33,7 @@ class Dispatcher:
     """Runs rounds until it is stopped.
 
     At most ``workers`` rounds run at a time, fewer while the API server pushes back. A round that crashes costs its own
-    key a failure and nobody else anything.
+    key a failure and nobody else anything. ``weight`` tells how many ordinary tenants a tenant counts for.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class Dispatcher:
         *,
         workers: int,
         rand: Callable[[], float],
+        weight: Callable[[str], int] = lambda _tenant: 1,
     ) -> None:
         self._work = work
-        self._queue = WorkQueue(limits, rand=rand)
+        self._queue = WorkQueue(limits, rand=rand, weight=weight)
         self._pressure = pressure
         self._metrics = metrics
         self._workers = workers

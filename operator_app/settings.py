@@ -16,6 +16,8 @@ ENV_PREFIX: Final = "OPERATOR_APP_"
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _ZONE_LABEL: Final = re.compile(r"[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?")
+_TENANT_WEIGHT: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?=([1-9][0-9]?|100)")
+"""A namespace's name or a label's value (k8s.io/apimachinery, pkg/util/validation), and its weight."""
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -44,6 +46,9 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = Field("json", description="json: one object a line; console: for people")
     workers: int = Field(16, ge=1, le=1000, description="rounds running at the same time")
     in_flight_per_tenant: int = Field(1, ge=1, le=1000, description="rounds of one tenant running at the same time")
+    tenant_weights: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="tenants that count for several, such as team-a=3, separated by commas; all others count for 1"
+    )
     max_connections: int = Field(64, ge=1, le=1000, description="connections to the API server beside watches")
     request_timeout_s: Seconds = Field(10, description="bound on each API request")
     watch_timeout_s: Seconds = Field(300, description="after this, up to twice this, a watch is renewed")
@@ -98,7 +103,7 @@ class Settings(BaseSettings):
     )
     powerdns_timeout_s: Seconds = Field(5, description="bound on each request to PowerDNS")
 
-    @field_validator("namespaces", "registries", "powerdns_zones", mode="before")
+    @field_validator("namespaces", "tenant_weights", "registries", "powerdns_zones", mode="before")
     @classmethod
     def _names_are_separated_by_commas(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -137,6 +142,20 @@ class Settings(BaseSettings):
                 message = f"{name!r} can't be a namespace; write DNS labels separated by commas, such as team-a,team-b"
                 raise ValueError(message)
         return tuple(dict.fromkeys(value))
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _weights_are_numbers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for weight in value:
+            if not _TENANT_WEIGHT.fullmatch(weight):
+                message = f"{weight!r} can't be a tenant's weight; write a tenant, '=' and 1 to 100, such as team-a=3"
+                raise ValueError(message)
+        return value
+
+    def weight_of(self, tenant: str) -> int:
+        """For how many ordinary tenants this one counts, at least 1."""
+        weights = dict(each.split("=") for each in self.tenant_weights)
+        return int(weights.get(tenant, 1))
 
     @model_validator(mode="after")
     def _lease_times_are_ordered(self) -> Self:

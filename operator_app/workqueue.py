@@ -58,7 +58,7 @@ class Limits:
     """The bounds of a queue. Raises ``ValueError`` with one sentence when they make no sense."""
 
     in_flight_per_lane: int = 4
-    """Rounds of one lane at the same time, at least 1. A weight above it is cut to it."""
+    """Rounds of a lane of weight 1 at the same time, at least 1; a lane of weight W has W times as many."""
     age_promotes_after_s: float = 30.0
     """Waiting this long makes up for one step of priority; positive."""
     backoff_base_s: float = 0.5
@@ -418,7 +418,7 @@ class WorkQueue:
     def _settle(self, lane: _Lane, now: float) -> None:
         """Put a lane that changed where it belongs: in the ring, among the alarms, or nowhere when it is empty."""
         lane.release(now)
-        below_limit = lane.in_flight < self._limits.in_flight_per_lane
+        below_limit = lane.in_flight < self._limits.in_flight_per_lane * lane.weight
         depth = lane.depth
         if below_limit and depth:
             self._ring.setdefault(lane)

@@ -8,7 +8,18 @@ from pydantic import ValidationError
 
 from operator_app.settings import ENV_PREFIX, Settings
 
-CANDIDATES = ("7", "0.25", "31", "debug", "console", "team-b", "https://dns.example.com", "b.example.com", "true")
+CANDIDATES = (
+    "7",
+    "0.25",
+    "31",
+    "debug",
+    "console",
+    "team-b",
+    "https://dns.example.com",
+    "b.example.com",
+    "true",
+    "team-a=3",
+)
 """Texts of which every setting takes at least one."""
 
 
@@ -80,6 +91,11 @@ def test_every_setting_is_documented(name: str) -> None:
         ("namespaces", ","),
         ("namespaces", " "),
         ("registries", ","),
+        ("tenant_weights", "team-a"),
+        ("tenant_weights", "team-a=0"),
+        ("tenant_weights", "team-a=101"),
+        ("tenant_weights", "=2"),
+        ("tenant_weights", "team-a=2=3"),
         ("powerdns_zones", " , "),
     ],
 )
@@ -94,6 +110,12 @@ def test_a_backoff_that_shrinks_is_refused() -> None:
     """Two values that contradict each other are named, with both values."""
     with pytest.raises(ValidationError, match=r"--backoff-base-s \(90\) must not exceed --backoff-cap-s \(60\)"):
         given("backoff_base_s", "90")
+
+
+def test_a_tenant_counts_for_one_unless_told_otherwise() -> None:
+    """Weights are by tenant: a namespace's name, or the value of its label."""
+    given_weights = given("tenant_weights", "team-a=3, Gold_1=100")
+    assert [given_weights.weight_of(each) for each in ("team-a", "Gold_1", "team-b")] == [3, 100, 1]
 
 
 def test_namespaces_are_a_list_with_commas() -> None:

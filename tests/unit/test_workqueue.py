@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -428,15 +429,33 @@ class TestFairness:
 
     def test_a_lane_back_from_its_limit_has_a_whole_turn(self) -> None:
         """A turn that was cut short by the in-flight limit is neither finished nor deducted later."""
-        queue = WorkQueue(LIMITS, rand=lambda: 0.5, weight={"a": 3, "b": 1}.__getitem__)
-        for number in range(8):
+        limits = Limits(in_flight_per_lane=1)
+        queue = WorkQueue(limits, rand=lambda: 0.5, weight={"a": 3, "b": 1}.__getitem__)
+        for number in range(9):
             queue.add(key(str(number)), "a", REPAIR, now=0)
             queue.add(key(str(number), "b"), "b", REPAIR, now=0)
-        for taken in [queue.take(0), queue.take(0)]:
-            assert taken is not None
-            assert taken.namespace == "a"
-            queue.done(taken, now=0)
-        assert "".join(taken.namespace for taken in drained(queue, 0)) == "baaabaaabbbbbb"
+
+        def take(lanes: str) -> list[Key]:
+            taken = [each for each in (queue.take(0) for _ in lanes) if each is not None]
+            assert "".join(each.namespace for each in taken) == lanes
+            return taken
+
+        slow, *quick = take("aaa")
+        for each in quick:
+            queue.done(each, now=0)
+        # One round of the lane goes on, so its next turn of three is cut short after two.
+        for each in [slow, *take("baa")]:
+            queue.done(each, now=0)
+        assert "".join(taken.namespace for taken in drained(queue, 0)) == "aaababbbbbbb"
+
+    def test_a_lane_has_rounds_at_a_time_by_its_weight(self) -> None:
+        """Turns alone would change nothing for a lane that is always at its limit."""
+        queue = WorkQueue(Limits(in_flight_per_lane=2), rand=lambda: 0.5, weight={"a": 3, "b": 1}.__getitem__)
+        for number in range(9):
+            queue.add(key(str(number)), "a", REPAIR, now=0)
+            queue.add(key(str(number), "b"), "b", REPAIR, now=0)
+        taken = [queue.take(0) for _ in range(9)]
+        assert Counter(each.namespace if each else None for each in taken) == {"a": 6, "b": 2, None: 1}
 
     def test_no_credit_for_idleness(self) -> None:
         """A lane that slept while another worked gets single turns afterwards, not the turns that it missed."""
@@ -639,7 +658,11 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     def is_open(self, lane: str) -> bool:
         """The lane is below its in-flight limit."""
-        return sum(running.lane == lane for running in self.rounds.values()) < LIMITS.in_flight_per_lane
+        return sum(running.lane == lane for running in self.rounds.values()) < self.limit(lane)
+
+    def limit(self, lane: str) -> int:
+        """A lane has as many rounds at a time as its weight says, compared with others."""
+        return LIMITS.in_flight_per_lane * self.WEIGHTS[lane]
 
     def candidates(self) -> dict[Key, Wish]:
         """Keys that could be taken if the moment did not matter."""
