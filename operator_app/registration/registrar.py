@@ -18,11 +18,19 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+import anyio
 import structlog
 
 from operator_app.api import RecordState
 from operator_app.apply import Outcome, Problem
-from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, TransientError
+from operator_app.errors import (
+    ConflictError,
+    FencedError,
+    OperatorError,
+    TerminalError,
+    TransientError,
+    bounded_s,
+)
 from operator_app.kinds import Key
 from operator_app.registration import Finding, Record, Registration, Registry
 from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
@@ -32,6 +40,12 @@ from operator_app.registration.patience import Patience, Respite, RestError
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+LONGEST_CALL_S: Final = 60.0
+"""A call to a registry that takes longer has failed, whether or not the registry bounds its own calls."""
+
+SOONEST_AGAIN_S: Final = 1.0
+"""A registry is not asked again sooner than this because it wants to be."""
 
 MANY_RETIRING: Final = 32
 """From this many names on, the old ones are taken back before another is published: an entry holds 64."""
@@ -223,7 +237,11 @@ class Registrar:
         name = entry.published
         if name is None or (entry.is_confirmed and not (is_sweep and await self._has_drifted(name, record))):
             return Registration(Outcome.UNCHANGED)
-        return await self._ask(name.registry, lambda outside: outside.register(record))
+        published = await self._ask(name.registry, lambda outside: outside.register(record))
+        if published.again_after_s is None:
+            return published
+        # A registry is often somebody else's code: what it wants must be neither for ever nor at once and again.
+        return replace(published, again_after_s=max(SOONEST_AGAIN_S, bounded_s(published.again_after_s)))
 
     async def _has_drifted(self, name: Name, record: Record) -> bool:
         """Whether the outside shows something else than it had confirmed. A look that fails is no news."""
@@ -261,7 +279,7 @@ class Registrar:
         """The one way to an outside registry: raises ``RestError`` while it rests, and makes it rest where it fails."""
         turn = self._respite.turn(registry, now_mono=self._mono())
         try:
-            answer = await call(self._registries.outside[registry])
+            answer = await _within(LONGEST_CALL_S, call(self._registries.outside[registry]))
             self._respite.succeeded(turn)
         except ConflictError as error:
             # It answered, about one name. A conflict with the API server is something else to those who catch this.
@@ -276,6 +294,14 @@ class Registrar:
         finally:
             self._respite.over(turn)
         return answer
+
+
+async def _within(seconds: float, answer: Awaitable[T]) -> T:
+    try:
+        with anyio.fail_after(seconds):
+            return await answer
+    except TimeoutError as error:
+        raise TransientError(f"the registry did not answer within {seconds:g} s") from error
 
 
 def _first_problem(*steps: Registration) -> Registration:

@@ -12,7 +12,7 @@ from operator_app.api import RecordState
 from operator_app.apply import Outcome, Problem
 from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, ThrottledError, TransientError
 from operator_app.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Object
-from operator_app.registration import Entry, Finding, Record, Registration
+from operator_app.registration import Entry, Finding, Record, Registration, registrar
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.patience import Patience, Respite, RestError, Turn
@@ -120,6 +120,7 @@ class Dns:
         self.error: OperatorError | None = None
         self.calls = 0
         self.answering: anyio.Event | None = None
+        self.again_after_s: float | None = None
 
     async def observe(self, record: Record) -> Finding:
         """What is confirmed is there."""
@@ -129,7 +130,7 @@ class Dns:
     async def register(self, record: Record) -> Registration:
         """What is asked for is done."""
         await self._answer(record.uid)
-        return Registration(Outcome.CREATED)
+        return Registration(Outcome.CREATED, again_after_s=self.again_after_s)
 
     async def deregister(self, uid: str, hostname: str) -> Outcome:
         """Nothing is left."""
@@ -287,6 +288,30 @@ async def test_while_one_call_tries_the_others_do_not_wait_for_it(tmp_path: Path
             assert await world.removal(two) == DOWN.message
             assert world.dns.calls == 2
             world.dns.answering.set()
+
+
+async def test_a_registry_that_never_answers_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it bounds its own calls, no round waits for ever."""
+    monkeypatch.setattr(registrar, "LONGEST_CALL_S", 0.01)
+    async with a_world(tmp_path) as world:
+        one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
+        world.dns.answering = anyio.Event()
+        assert await world.removal(one) == "the registry did not answer within 0.01 s"
+        await world.removal(two)
+        assert world.dns.calls == 1
+
+
+@pytest.mark.parametrize(("wish_s", "becomes_s"), [(-1, 1), (0, 1), (7, 7), (float("inf"), 3600), (float("nan"), 3600)])
+async def test_what_a_registry_wants_is_neither_at_once_nor_never(
+    tmp_path: Path, wish_s: float, becomes_s: float
+) -> None:
+    """A registry is often somebody else's code."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        record = world.proxy("one", is_confirmed=False)
+        api.add(("apply ProxyRegistration/status", ok(world.entry(record, is_confirmed=True))))
+        world.dns.again_after_s = wish_s
+        assert await world.registrar.register(record) == Registration(Outcome.CREATED, again_after_s=becomes_s)
 
 
 async def test_a_call_that_is_cut_off_does_not_keep_the_registry_from_being_tried(tmp_path: Path) -> None:
