@@ -17,7 +17,7 @@ import anyio.lowlevel
 
 from operator_app.api import RecordState
 from operator_app.cluster import Cluster
-from operator_app.errors import OperatorError, TerminalError
+from operator_app.errors import OperatorError, TerminalError, TransientError
 from operator_app.kinds import (
     ENVOY_PROXY,
     FIELD_MANAGER,
@@ -30,9 +30,10 @@ from operator_app.kinds import (
     key_of,
 )
 from operator_app.registration import Entry as OutsideEntry
+from operator_app.registration import Registry
 from operator_app.registration.claims import holder_of
 from operator_app.registration.ledger import IN_CLUSTER, Entry, Name, proxy_of
-from operator_app.registration.registrar import Registries
+from operator_app.registration.registrar import LONGEST_CALL_S, Registries
 from operator_app.store import Store
 
 _OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
@@ -139,10 +140,23 @@ async def outside_entries(
     failed: dict[str, OperatorError] = {}
     for name, registry in registries.outside.items():
         try:
-            read[name] = tuple([each async for each in registry.entries()])
+            read[name] = await _all_of(registry)
         except OperatorError as error:
             failed[name] = error
+        except TimeoutError:
+            failed[name] = TransientError(f"its list did not go on for {LONGEST_CALL_S:g} s")
     return read, failed
+
+
+async def _all_of(registry: Registry) -> tuple[OutsideEntry, ...]:
+    """All of a registry's list, however long, as long as it goes on."""
+    entries, read = registry.entries(), []
+    while True:
+        with anyio.fail_after(LONGEST_CALL_S):
+            try:
+                read.append(await anext(entries))
+            except StopAsyncIteration:
+                return tuple(read)
 
 
 async def survey(

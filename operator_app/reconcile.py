@@ -128,7 +128,10 @@ class Reconciler:
         return verdict if left is None else _coming_back(verdict, left)
 
     async def _bury_former_lives(self, key: Key, proxy: Object | None) -> OperatorError | None:
-        """Behind everything else, since a registry that is slow to forget the dead must not hold up the living."""
+        """Behind everything else, since a registry that is slow to forget the dead must not hold up the living.
+
+        A hostname that a former life still has is free for the round after this one.
+        """
         try:
             return await self._parting.bury_former_lives(key, proxy)
         except OperatorError as error:

@@ -305,6 +305,7 @@ class StatusWriter:
         key = key_of(proxy)
         if is_shadowed(proxy, subresource=_SUBRESOURCE):
             proxy = await self._cast_off_shadows(proxy)
+        wanted = status
         if not fields_of(proxy, subresource=_SUBRESOURCE):
             status = _with_what_was_said(status, proxy)
         metadata = {name: proxy["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
@@ -322,7 +323,8 @@ class StatusWriter:
         is_same = applied.object["metadata"]["resourceVersion"] == metadata["resourceVersion"]
         self._on_write(ENVOY_PROXY, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         self._store.learn(ENVOY_PROXY, applied.object)
-        return 0.0 if is_shadowed(applied.object, subresource=_SUBRESOURCE) else None
+        is_more_to_do = status != wanted or is_shadowed(applied.object, subresource=_SUBRESOURCE)
+        return 0.0 if is_more_to_do else None
 
     async def _cast_off_shadows(self, proxy: Object) -> Object:
         """Be the only owner of what we said, in exactly this version, so that giving it up removes it."""

@@ -14,7 +14,7 @@ from operator_app.registration import Record, Registration
 
 REST_BASE_S: Final = 0.5
 REST_CAP_S: Final = 10.0
-"""An edit, and the news that a registry is back, wait no longer than this."""
+"""No rest is longer than this, unless the registry asks for more."""
 
 
 @dataclass(frozen=True, slots=True)

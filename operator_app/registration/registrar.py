@@ -276,7 +276,7 @@ class Registrar:
         return await self._ask(name.registry, lambda outside: outside.deregister(uid, name.hostname))
 
     async def _ask(self, registry: str, call: Callable[[Registry], Awaitable[T]]) -> T:
-        """The one way to an outside registry: raises ``RestError`` while it rests, and makes it rest where it fails."""
+        """A round's one way to an outside registry: ``RestError`` while it rests; where it fails, it is made to rest."""
         turn = self._respite.turn(registry, now_mono=self._mono())
         try:
             answer = await _within(LONGEST_CALL_S, call(self._registries.outside[registry]))

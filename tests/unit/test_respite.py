@@ -8,8 +8,10 @@ from typing import Final
 import anyio
 import pytest
 
+from operator_app import audit
 from operator_app.api import RecordState
 from operator_app.apply import Outcome, Problem
+from operator_app.audit import outside_entries
 from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, ThrottledError, TransientError
 from operator_app.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Object
 from operator_app.registration import Entry, Finding, Record, Registration, registrar
@@ -299,6 +301,22 @@ async def test_a_registry_that_never_answers_has_failed(tmp_path: Path, monkeypa
         assert await world.removal(one) == "the registry did not answer within 0.01 s"
         await world.removal(two)
         assert world.dns.calls == 1
+
+
+async def test_a_list_that_does_not_go_on_is_said_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not end the sweeps with it; what the other registries hold is read all the same."""
+
+    class Stuck(Dns):
+        """Lists one record, and then says nothing more."""
+
+        async def entries(self) -> AsyncIterator[Entry]:
+            yield Entry("uid", Key("team-a", "one"), "one.example.com")
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(audit, "LONGEST_CALL_S", 0.01)
+    read, failed = await outside_entries(Registries({"stuck": Stuck(Clock()), "dns": Dns(Clock())}))
+    assert read == {"dns": ()}
+    assert {name: str(error) for name, error in failed.items()} == {"stuck": "its list did not go on for 0.01 s"}
 
 
 @pytest.mark.parametrize(("wish_s", "becomes_s"), [(-1, 1), (0, 1), (7, 7), (float("inf"), 3600), (float("nan"), 3600)])

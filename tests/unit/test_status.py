@@ -413,7 +413,8 @@ async def test_what_was_said_is_owned_again_before_it_is_taken_back(tmp_path: Pa
     proxy["status"]["conditions"].append({"type": "Theirs", "status": "True"})
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
     async with rooms(api, tmp_path) as own:
-        await own.statuses.write(proxy, next_status(observed(proxy, address=None), now=LATER))
+        again_after_s = await own.statuses.write(proxy, next_status(observed(proxy, address=None), now=LATER))
+    assert again_after_s == 0, "our own write is no news, and nothing else brings the round that takes it back"
     sent = api.sent[0].body["status"]
     stalled = {"Stalled": "True NameConflict"}
     assert {each["type"]: f"{each['status']} {each['reason']}" for each in sent["conditions"]} == FINE | stalled
