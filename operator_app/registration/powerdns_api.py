@@ -178,8 +178,9 @@ class PowerDnsApi:
     async def change(self, zone: str, edits: Sequence[Edit]) -> None:
         """Make all edits, in their order and in one transaction: all of them, or none.
 
-        Changes of one zone wait here for each other, and that time does not count for the timeout: each writes the zone's SOA, so at
-        the server they exclude each other anyway, and SQLite refuses with a 500 what another database lets wait.
+        Changes of one zone wait here for each other, and that time does not count for the timeout: each writes the
+        zone's SOA, so at the server they exclude each other anyway, and SQLite refuses with a 500 what another database
+        lets wait.
         Nothing is sent once the right to write has run out (``FencedError``).
         """
         async with self._changing[zone]:
