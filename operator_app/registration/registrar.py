@@ -276,7 +276,7 @@ class Registrar:
         return await self._ask(name.registry, lambda outside: outside.deregister(uid, name.hostname))
 
     async def _ask(self, registry: str, call: Callable[[Registry], Awaitable[T]]) -> T:
-        """A round's one way to an outside registry: ``RestError`` while it rests; where it fails, it is made to rest."""
+        """A round's one way to an outside registry: ``RestError`` while it rests, which a failure makes it do."""
         turn = self._respite.turn(registry, now_mono=self._mono())
         try:
             answer = await _within(LONGEST_CALL_S, call(self._registries.outside[registry]))
