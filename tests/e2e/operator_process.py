@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from operator_app.kinds import Object
 
@@ -146,12 +146,10 @@ class OperatorProcess:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric over all series that carry ``labels``."""
-        total = 0.0
-        for line in self.get("/metrics")[1].splitlines():
-            match = re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line)
-            if match is None:
-                continue
-            found: dict[str, Any] = dict(re.findall(r'(\w+)="([^"]*)"', match[1] or ""))
-            if all(found.get(label) == value for label, value in labels.items()):
-                total += float(match[2])
-        return total
+        return sum(value for found, value in self.series(name) if labels.items() <= found.items())
+
+    def series(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Every series of a metric at one moment: its labels and its value."""
+        pattern = re.compile(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)")
+        matches = filter(None, map(pattern.fullmatch, self.get("/metrics")[1].splitlines()))
+        return [(dict(re.findall(r'(\w+)="([^"]*)"', match[1] or "")), float(match[2])) for match in matches]
