@@ -67,13 +67,17 @@ class ControlPlane:
     the files. Several can run side by side.
 
     ``crds`` are files that are applied before the controllers start: the garbage collector looks for new kinds only
-    every 30 s, and until then does not notice that an owner of such a kind is gone.
+    every 30 s, and until then does not notice that an owner of such a kind is gone. Without ``audit_bodies`` the audit
+    log does not say what the operator wrote.
 
     Raises ``StartError`` on entry.
     """
 
-    def __init__(self, *, crds: Sequence[Path] = (), report: Report = lambda _line: None) -> None:
+    def __init__(
+        self, *, crds: Sequence[Path] = (), report: Report = lambda _line: None, audit_bodies: bool = True
+    ) -> None:
         self._crds = crds
+        self._audit_bodies = audit_bodies
         self._report = report
         self._resources = ExitStack()
         self._components: list[Component] = []
@@ -124,7 +128,9 @@ class ControlPlane:
         self._layout = Layout(resources.enter_context(_state_directory()))
         names = ("127.0.0.1", "localhost", "kubernetes.default.svc", components.KUBERNETES_SERVICE_ADDRESS)
         authority = Authority.create(self.state / "pki", *names)
-        self._layout.audit_policy.write_text(yaml.safe_dump(policy(OPERATOR_NAMESPACE)), encoding="utf-8")
+        self._layout.audit_policy.write_text(
+            yaml.safe_dump(policy(OPERATOR_NAMESPACE, with_bodies=self._audit_bodies)), encoding="utf-8"
+        )
 
         def start(arguments: list[str]) -> Component:
             component = Component(binary, arguments, self.state)
