@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import yaml
 
 from operator_app.apply import Applier, Outcome
 from operator_app.breaker import Breaker, BreakerTimes
@@ -25,6 +24,7 @@ from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_R
 from operator_app.status import StatusWriter
 from operator_app.store import Store
 from tests.unit.field_sets import configuration, entry, field_set, stored
+from tests.unit.scripted_cluster import cluster_over
 
 PROXY_UID = "proxy-uid"
 SETTLE_S = 2.0
@@ -240,20 +240,12 @@ async def rooms(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]) -> 
 
     When the context ends well, the whole script must have been asked for.
     """
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(
-        yaml.safe_dump({
-            "current-context": "here",
-            "contexts": [{"name": "here", "context": {"cluster": "there"}}],
-            "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
-        })
-    )  # fmt: skip
     store = Store(
         {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of, HOSTNAME_CLAIM: proxy_of}
         | dict.fromkeys(CHILD_KINDS, controller_uid)
     )
     for kind, obj in known:
         store.take(Changed(kind, obj))
-    async with Cluster.connect(user_agent="test", kubeconfig=kubeconfig, transport_wrapper=lambda _: api) as cluster:
+    async with cluster_over(api, folder) as cluster:
         yield Rooms(cluster, store)
     assert api.left == [], "the script has requests that did not come"

@@ -7,12 +7,11 @@ import anyio
 import httpx2
 import pytest
 import structlog
-import yaml
 
 from operator_app.app import _refuse_unknown_namespaces, _warn_of_settings
-from operator_app.cluster import Cluster
 from operator_app.errors import ConfigurationError
 from operator_app.settings import Settings
+from tests.unit.scripted_cluster import cluster_over
 
 pytestmark = pytest.mark.anyio
 
@@ -27,13 +26,6 @@ def anyio_backend() -> str:
 
 async def checked(folder: Path, existing: Collection[str], served: tuple[str, ...], *, forbidden: str = "") -> None:
     """The check of the namespaces that are to be served, at a server that answers once all of them were asked for."""
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there"}}],
-        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
-    }
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
     asked: set[str] = set()
     everything = anyio.Event()
 
@@ -51,10 +43,7 @@ async def checked(folder: Path, existing: Collection[str], served: tuple[str, ..
         status = {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no", "details": {"name": name}}
         return httpx2.Response(404, json=status)
 
-    server = httpx2.MockTransport(answer)
-    async with Cluster.connect(
-        kubeconfig=path, user_agent="test", request_timeout_s=1, transport_wrapper=lambda _: server
-    ) as cluster:
+    async with cluster_over(httpx2.MockTransport(answer), folder, request_timeout_s=1) as cluster:
         await _refuse_unknown_namespaces(cluster, Settings(namespace=OWN, namespaces=served))
 
 

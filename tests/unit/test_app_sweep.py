@@ -9,7 +9,6 @@ from typing import Final
 import anyio
 import httpx2
 import pytest
-import yaml
 
 from operator_app.app import Operator
 from operator_app.cluster import Cluster
@@ -19,6 +18,7 @@ from operator_app.pressure import Pressure
 from operator_app.registration.registrar import Registries
 from operator_app.settings import Settings
 from operator_app.telemetry import Health, Metrics
+from tests.unit.scripted_cluster import cluster_over
 
 pytestmark = pytest.mark.anyio
 
@@ -88,15 +88,8 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncGenerator[World]:
     """An operator in front of a scripted server; it holds no shard."""
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
-        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
-        "users": [{"name": "me", "user": {}}],
-    }
-    kubeconfig, server = tmp_path / "kubeconfig", Server()
-    kubeconfig.write_text(yaml.safe_dump(config))
-    async with Cluster.connect(kubeconfig=kubeconfig, user_agent="test", transport_wrapper=lambda _: server) as cluster:
+    server = Server()
+    async with cluster_over(server, tmp_path) as cluster:
         world = World(cluster, server)
         yield world
         with anyio.CancelScope() as over:

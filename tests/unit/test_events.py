@@ -10,11 +10,10 @@ from typing import Any, Final
 import anyio
 import httpx2
 import pytest
-import yaml
 
-from operator_app.cluster import Cluster
 from operator_app.events import BACKLOG, NOTE_BYTES, EventRecorder, Occurrence
 from operator_app.kinds import Object
+from tests.unit.scripted_cluster import cluster_over
 
 pytestmark = pytest.mark.anyio
 
@@ -86,18 +85,9 @@ def status(code: int, reason: str) -> httpx2.Response:
 @asynccontextmanager
 async def recording(server: Server, folder: Path) -> AsyncGenerator[EventRecorder]:
     """A recorder that sends to ``server``; at the end everything that was recorded has been sent."""
-    context = {"name": "here", "context": {"cluster": "there", "user": "me"}}
-    config = {
-        "current-context": "here",
-        "contexts": [context],
-        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
-        "users": [{"name": "me", "user": {}}],
-    }
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(config))
     moments = iter(START + timedelta(seconds=n) for n in range(10_000))
     async with (
-        Cluster.connect(kubeconfig=kubeconfig, user_agent="test", transport_wrapper=lambda _: server) as cluster,
+        cluster_over(server, folder) as cluster,
         anyio.create_task_group() as tasks,
     ):
         recorder = EventRecorder(cluster, instance="pod-1", now=lambda: next(moments))

@@ -10,7 +10,6 @@ from typing import Final
 import anyio
 import httpx2
 import pytest
-import yaml
 
 from operator_app import fence
 from operator_app.cluster import Cluster
@@ -19,6 +18,7 @@ from operator_app.fence import Hold
 from operator_app.kinds import LEASE, Object
 from operator_app.leases import ANNOTATION_SHARDS, LABEL_ROLE, Change, LeaseTimes, replica_lease_name, shard_lease_name
 from operator_app.shards import ShardKeeper
+from tests.unit.scripted_cluster import cluster_over
 
 pytestmark = pytest.mark.anyio
 
@@ -130,16 +130,8 @@ class Kept:
 @asynccontextmanager
 async def keeping(server: Server, folder: Path, *, shards: int = 1, grace_s: float = 60) -> AsyncGenerator[Kept]:
     """A keeper at work, in sync, that knows no Lease yet."""
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
-        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
-        "users": [{"name": "me", "user": {}}],
-    }
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(config))
     async with (
-        Cluster.connect(kubeconfig=kubeconfig, user_agent="test", transport_wrapper=lambda _: server) as cluster,
+        cluster_over(server, folder) as cluster,
         anyio.create_task_group() as tasks,
     ):
         kept = Kept(cluster, shards, grace_s)

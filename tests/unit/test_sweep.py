@@ -8,7 +8,6 @@ from typing import Final
 
 import httpx2
 import pytest
-import yaml
 
 from operator_app.cluster import Cluster
 from operator_app.deltas import Changed, Deleted
@@ -16,6 +15,7 @@ from operator_app.errors import TransientError
 from operator_app.kinds import CONFIG_MAP, Key, Object, key_of
 from operator_app.store import Store
 from operator_app.sweep import Missed, sweep
+from tests.unit.scripted_cluster import cluster_over
 
 pytestmark = pytest.mark.anyio
 
@@ -80,15 +80,7 @@ def knowing(*objects: Object) -> Store:
 @asynccontextmanager
 async def cluster_of(server: Server, folder: Path) -> AsyncGenerator[Cluster]:
     """A client of the scripted server."""
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
-        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
-        "users": [{"name": "me", "user": {}}],
-    }
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(config))
-    async with Cluster.connect(kubeconfig=kubeconfig, user_agent="test", transport_wrapper=lambda _: server) as cluster:
+    async with cluster_over(server, folder) as cluster:
         yield cluster
 
 

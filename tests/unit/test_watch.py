@@ -11,7 +11,6 @@ import anyio
 import anyio.lowlevel
 import httpx2
 import pytest
-import yaml
 
 from operator_app.cluster import Cluster
 from operator_app.deltas import Changed, Deleted, Delta, Listed
@@ -27,6 +26,7 @@ from operator_app.errors import (
 )
 from operator_app.kinds import CONFIG_MAP, Kind, Object
 from operator_app.watch import Complete, Ended, Failed, Happening, Listing, Watching, WatchTimes, after, follow
+from tests.unit.scripted_cluster import kubeconfig_in
 
 TIMES = WatchTimes(timeout_s=300, idle_timeout_s=0.01, healthy_after_s=10, backoff_base_s=1, backoff_cap_s=30)
 LONG, SHORT = 1000.0, 0.001
@@ -200,14 +200,7 @@ class Run:
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Path:
     """A kubeconfig of a server that is never reached."""
-    path = tmp_path / "kubeconfig"
-    content = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there"}}],
-        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
-    }
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return kubeconfig_in(tmp_path)
 
 
 @pytest.fixture

@@ -1,0 +1,31 @@
+"""A client whose every request goes to a transport of the test, and none anywhere else."""
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+
+from operator_app.cluster import Cluster
+
+
+def kubeconfig_in(folder: Path) -> Path:
+    """A kubeconfig of a server that is never reached."""
+    path = folder / "kubeconfig"
+    content = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "there"}}],
+        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def cluster_over(
+    transport: httpx2.AsyncBaseTransport, folder: Path, **options: Any
+) -> AbstractAsyncContextManager[Cluster]:
+    """A client over ``transport``; ``options`` are those of ``Cluster.connect``."""
+    return Cluster.connect(
+        kubeconfig=kubeconfig_in(folder), user_agent="test", transport_wrapper=lambda _: transport, **options
+    )
