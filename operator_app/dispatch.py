@@ -136,9 +136,8 @@ class Dispatcher:
             self._queue.done(key, now=now, again_after_s=again_s)
             return
         wish_s = verdict.failure.retry_after_s if isinstance(verdict.failure, TransientError) else None
-        if wish_s is None:
-            delay_s = self._queue.failed(key, now=now, again_after_s=again_s)
-        else:
+        if wish_s is not None:
             # The server's wish and the backoff go before the round's: it is the server that is in trouble.
-            delay_s = self._queue.failed(key, now=now, retry_after_s=bounded_s(wish_s))
+            again_s = None
+        delay_s = self._queue.failed(key, now=now, retry_after_s=wish_s, again_after_s=again_s)
         log.info("round_failed", proxy=str(key), error=str(verdict.failure), retry_in_s=round(delay_s, 3))

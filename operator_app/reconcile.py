@@ -315,8 +315,9 @@ def _missing_foundation(kind: Kind, results: Mapping[Kind, Result]) -> Problem |
 
 def _is_broken(result: Result) -> bool:
     """Whether other steps can't build on it. A contended object is ours and held what is declared, again and again."""
-    is_contended = result.problem is not None and result.problem.reason == CONTENDED and result.live is not None
-    return result.problem is not None and not is_contended
+    if result.problem is None:
+        return False
+    return result.problem.reason != CONTENDED or result.live is None
 
 
 def _unregistered(problem: Problem) -> Registration:

@@ -7,6 +7,7 @@ from typing import Final
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 
 from operator_app import audit
 from operator_app.api import RecordState
@@ -192,6 +193,17 @@ class World:
         """A sweep's look, of a proxy that is paused."""
         return await self.registrar.observe(record, None, BUSY, is_sweep=True)
 
+    async def one_tries(self, tasks: TaskGroup) -> anyio.Event:
+        """The registry failed and has rested; one call tries it now, and is answered when the event is set."""
+        record = self.proxy("one", is_confirmed=True)
+        self.dns.error = DOWN
+        await self.removal(record)
+        self.clock.mono += 0.5
+        self.dns.answering = anyio.Event()
+        tasks.start_soon(self.removal, record)
+        await anyio.wait_all_tasks_blocked()
+        return self.dns.answering
+
     async def removal(self, record: Record) -> str:
         """Why a removal fails."""
         with pytest.raises(TransientError) as failed:
@@ -279,17 +291,12 @@ async def test_the_first_success_lets_everybody_through(tmp_path: Path) -> None:
 async def test_while_one_call_tries_the_others_do_not_wait_for_it(tmp_path: Path) -> None:
     """No stampede, and no lane that hangs with the one that tries."""
     async with a_world(tmp_path) as world:
-        one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
-        world.dns.error = DOWN
-        await world.removal(one)
-        world.clock.mono += 0.5
-        world.dns.answering = anyio.Event()
+        two = world.proxy("two", is_confirmed=True)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(world.removal, one)
-            await anyio.wait_all_tasks_blocked()
+            answering = await world.one_tries(tasks)
             assert await world.removal(two) == DOWN.message
             assert world.dns.calls == 2
-            world.dns.answering.set()
+            answering.set()
 
 
 async def test_a_registry_that_never_answers_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,14 +342,9 @@ async def test_what_a_registry_wants_is_neither_at_once_nor_never(
 async def test_a_call_that_is_cut_off_does_not_keep_the_registry_from_being_tried(tmp_path: Path) -> None:
     """A round that is cancelled gives its turn back."""
     async with a_world(tmp_path) as world:
-        one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
-        world.dns.error = DOWN
-        await world.removal(one)
-        world.clock.mono += 0.5
-        world.dns.answering = anyio.Event()
+        two = world.proxy("two", is_confirmed=True)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(world.removal, one)
-            await anyio.wait_all_tasks_blocked()
+            await world.one_tries(tasks)
             tasks.cancel_scope.cancel()
         world.dns.answering = None
         await world.removal(two)
