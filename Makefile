@@ -115,8 +115,8 @@ lock: ## Write requirements/*.txt from pyproject.toml; ARGS=--upgrade takes newe
 	done
 
 .PHONY: manifests
-manifests: $(STAMP) ## Write the CRDs in manifests/crd from the models in operator_app/api.py
-	@$(BIN)/python -c 'from pathlib import Path; from operator_app.crd import crds, to_yaml; \
+manifests: $(STAMP) ## Write the CRDs in manifests/crd from the models in operator_app/api/models.py
+	@$(BIN)/python -c 'from pathlib import Path; from operator_app.api.crd import crds, to_yaml; \
 	  [Path("manifests/crd", crd["metadata"]["name"] + ".yaml").write_text(to_yaml((crd,))) for crd in crds()]'
 
 .PHONY: image

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from operator_app.kinds import Key
-from operator_app.workqueue import Limits, Priority, WorkQueue
+from operator_app.api.kinds import Key
+from operator_app.controller.workqueue import Limits, Priority, WorkQueue
 
 PASSES = 3
 

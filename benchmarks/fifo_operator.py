@@ -5,7 +5,7 @@ from unittest import mock
 
 from operator_app import app
 from operator_app.__main__ import main
-from operator_app.workqueue import Priority
+from operator_app.controller.workqueue import Priority
 
 if __name__ == "__main__":
     with (

@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from operator_app.deltas import Changed
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, NAMESPACE, PROXY_REGISTRATION, Key, Kind, Object, key_of
-from operator_app.store import Store
+from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, NAMESPACE, PROXY_REGISTRATION, Key, Kind, Object, key_of
+from operator_app.kube.deltas import Changed
+from operator_app.kube.store import Store
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess

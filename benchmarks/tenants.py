@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, SERVICE, Key, Kind, Object
 from operator_app.desired import child_key
-from operator_app.kinds import ENVOY_PROXY, NAMESPACE, SERVICE, Key, Kind, Object
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.kube import Kube, KubeError, path_of
 from tests.e2e.operator_process import OperatorProcess

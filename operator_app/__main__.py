@@ -13,18 +13,18 @@ import yaml
 from pydantic import ValidationError
 
 from operator_app import app
-from operator_app.api import parse_spec, problem_of, sentence
-from operator_app.audit import Finding, findings, fix, outside_entries, survey, table
-from operator_app.cluster import Cluster
-from operator_app.crd import crds, to_yaml
+from operator_app.api.crd import crds, to_yaml
+from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object
+from operator_app.api.models import parse_spec, problem_of, sentence
 from operator_app.desired import children
 from operator_app.errors import ConfigurationError, OperatorError, TerminalError
 from operator_app.explain import explain
-from operator_app.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object
-from operator_app.registration.installed import open_registries
+from operator_app.kube.client import Cluster
+from operator_app.observability.metrics import configure_logging
+from operator_app.registration.audit import Finding, findings, fix, outside_entries, survey, table
+from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
 from operator_app.settings import ENV_PREFIX, Settings
-from operator_app.telemetry import configure_logging
 
 _RENDERED_UID = "00000000-0000-0000-0000-000000000000"
 

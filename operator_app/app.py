@@ -21,18 +21,7 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from operator_app import fence
-from operator_app.apply import Applier, Outcome
-from operator_app.audit import FindingKind, findings, outside_entries, survey_of
-from operator_app.breaker import Breaker, BreakerTimes
-from operator_app.cluster import Cluster, Request
-from operator_app.deltas import Deleted, Delta, Listed
-from operator_app.desired import controller_uid, proxy_key
-from operator_app.dispatch import Dispatcher
-from operator_app.errors import ConfigurationError, FencedError, OperatorError, TransientError
-from operator_app.events import EventRecorder
-from operator_app.finalizer import Finalizer
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     ENVOY_PROXY,
     FIELD_MANAGER,
@@ -47,24 +36,35 @@ from operator_app.kinds import (
     Object,
     key_of,
 )
-from operator_app.leases import Change, LeaseTimes
-from operator_app.pressure import Pressure
+from operator_app.apply import Applier, Outcome
+from operator_app.controller.backpressure import Pressure
+from operator_app.controller.drift_events import Reporter
+from operator_app.controller.resync import sweep
+from operator_app.controller.workers import Dispatcher
+from operator_app.controller.workqueue import Limits, Priority
+from operator_app.desired import controller_uid, proxy_key
+from operator_app.errors import ConfigurationError, FencedError, OperatorError, TransientError
+from operator_app.finalizer import Finalizer
+from operator_app.kube import fencing
+from operator_app.kube.client import Cluster, Request
+from operator_app.kube.deltas import Deleted, Delta, Listed
+from operator_app.kube.events import EventRecorder
+from operator_app.kube.store import Index, Store
+from operator_app.kube.watch import QUIET_S, WatchTimes, follow
+from operator_app.observability.metrics import Health, Metrics, serving
 from operator_app.reconcile import Reconciler
+from operator_app.registration.audit import FindingKind, findings, outside_entries, survey_of
+from operator_app.registration.backoff import Patience, Respite
 from operator_app.registration.claims import Claims
-from operator_app.registration.installed import open_registries
 from operator_app.registration.ledger import Ledger, proxy_of
-from operator_app.registration.patience import Patience, Respite
+from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registrar, Registries
-from operator_app.report import Reporter
+from operator_app.results import Verdict
 from operator_app.settings import Settings
-from operator_app.shards import SELECTOR, ShardKeeper
+from operator_app.sharding.elector import SELECTOR, ShardKeeper
+from operator_app.sharding.leases import Change, LeaseTimes
+from operator_app.ssa.contention import Breaker, BreakerTimes
 from operator_app.status import StatusWriter
-from operator_app.store import Index, Store
-from operator_app.sweep import sweep
-from operator_app.telemetry import Health, Metrics, serving
-from operator_app.verdict import Verdict
-from operator_app.watch import QUIET_S, WatchTimes, follow
-from operator_app.workqueue import Limits, Priority
 
 log = structlog.get_logger(__name__)
 
@@ -124,7 +124,7 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
         if request.kind == LEASE:
             return  # a compare-and-set by itself, and what rights to write come from
         try:
-            fence.check(request.kind, request.key)
+            fencing.check(request.kind, request.key)
         except FencedError:
             metrics.fenced_writes.inc()
             raise
@@ -145,7 +145,7 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
             log.info("started", namespace=settings.namespace, http_port=port, replica=replica)
             _warn_of_settings(settings)
             await _refuse_unknown_namespaces(cluster, settings)
-            with fence.under(fence.NOBODY):
+            with fencing.under(fencing.NOBODY):
                 await Operator(settings, cluster, metrics, health, pressure, registries, replica=replica).run()
             log.info("stopped")
 

@@ -31,15 +31,15 @@ from typing import Final
 
 import structlog
 
-from operator_app.breaker import Breaker, Contention, Taken, as_text
-from operator_app.cluster import Cluster
-from operator_app.deltas import Deleted
+from operator_app.api.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
 from operator_app.errors import ConflictError, InvalidError
-from operator_app.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
-from operator_app.obstacles import clearance, is_shadowed, without_shadows
-from operator_app.ownership import Difference, Drift, Path, differences
-from operator_app.reasons import Reason, reasons
-from operator_app.store import Store
+from operator_app.kube.client import Cluster
+from operator_app.kube.deltas import Deleted
+from operator_app.kube.store import Store
+from operator_app.ssa.changes import Reason, reasons
+from operator_app.ssa.contention import Breaker, Contention, Taken, as_text
+from operator_app.ssa.fields import Difference, Drift, Path, differences
+from operator_app.ssa.unblock import clearance, is_shadowed, without_shadows
 
 log = structlog.get_logger(__name__)
 

@@ -9,9 +9,7 @@ host or a previous object, so the same EnvoyProxy always gives the same children
 from math import ceil
 from typing import Any, Final
 
-from operator_app import envoy
-from operator_app.api import READINESS_PORT, EnvoyProxySpec, Resources
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     ENVOY_PROXY,
@@ -24,7 +22,9 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
-from operator_app.quantity import canonical, value_of
+from operator_app.api.models import READINESS_PORT, EnvoyProxySpec, Resources
+from operator_app.api.quantity import canonical, value_of
+from operator_app.envoy import bootstrap
 
 SUFFIX: Final = "-envoy"
 ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
@@ -57,9 +57,9 @@ def selector_labels(name: str) -> dict[str, str]:
 
 def children(proxy: Object, spec: EnvoyProxySpec, *, default_image: str) -> dict[Kind, Object]:
     """The children that ``proxy`` declares, in the order in which they have to be applied."""
-    config = envoy.render(envoy.bootstrap(spec))
+    config = bootstrap.render(bootstrap.bootstrap(spec))
     return {
-        CONFIG_MAP: _child(CONFIG_MAP, proxy, {"data": {envoy.CONFIG_FILE: config}}),
+        CONFIG_MAP: _child(CONFIG_MAP, proxy, {"data": {bootstrap.CONFIG_FILE: config}}),
         DEPLOYMENT: _child(DEPLOYMENT, proxy, {"spec": _deployment_spec(proxy, spec, config, default_image)}),
         SERVICE: _child(SERVICE, proxy, {"spec": _service_spec(proxy, spec)}, annotations=spec.service.annotations),
     }
@@ -113,7 +113,7 @@ def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, config: str, default_i
             "metadata": {
                 "labels": _labels(name),
                 # Pods read the configuration once, at start; the hash makes a change of it a change of the template.
-                "annotations": {ANNOTATION_CONFIG_HASH: envoy.config_hash(config)},
+                "annotations": {ANNOTATION_CONFIG_HASH: bootstrap.config_hash(config)},
             },
             "spec": _pod_spec(proxy, spec, default_image),
         },
@@ -126,7 +126,7 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, default_image: str) -> Object
         "automountServiceAccountToken": False,
         # Environment variables per Service of the namespace would differ from Pod to Pod, and nobody reads them.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": envoy.TERMINATION_GRACE_S,
+        "terminationGracePeriodSeconds": bootstrap.TERMINATION_GRACE_S,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _ENVOY_UID,
@@ -144,7 +144,7 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
         "image": spec.image or default_image,
         "args": [
             "--config-path",
-            f"{envoy.CONFIG_DIRECTORY}/{envoy.CONFIG_FILE}",
+            f"{bootstrap.CONFIG_DIRECTORY}/{bootstrap.CONFIG_FILE}",
             "--service-cluster",
             cluster_name,
             "--service-node",
@@ -160,18 +160,18 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
             {"name": "readiness", "containerPort": READINESS_PORT, "protocol": "TCP"},
         ],
         "readinessProbe": {
-            "httpGet": {"path": envoy.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
+            "httpGet": {"path": bootstrap.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
             "periodSeconds": 5,
             "timeoutSeconds": 1,
             "failureThreshold": 3,
         },
-        "lifecycle": {"preStop": envoy.pre_stop()},
+        "lifecycle": {"preStop": bootstrap.pre_stop()},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "volumeMounts": [{"name": "config", "mountPath": envoy.CONFIG_DIRECTORY, "readOnly": True}],
+        "volumeMounts": [{"name": "config", "mountPath": bootstrap.CONFIG_DIRECTORY, "readOnly": True}],
     }
     resources = _resources(spec.resources)
     if resources:

@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from operator_app.kinds import Key, Kind
+from operator_app.api.kinds import Key, Kind
 
 LONGEST_WAIT_S: Final = 3600.0
 """Nobody is waited for longer than this without another try, whatever is asked for."""

@@ -5,14 +5,14 @@ It takes the same looks and makes the same plans as a round, from live reads, an
 
 from collections.abc import Iterator
 
-from operator_app.api import parse_spec
+from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object, Value, key_of
+from operator_app.api.models import parse_spec
 from operator_app.apply import Action, Plan, child_of, plan
-from operator_app.cluster import Cluster
 from operator_app.desired import children
 from operator_app.errors import NotFoundError
-from operator_app.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object, Value, key_of
-from operator_app.ownership import Difference, Drift, dotted, owned_values, owners_of
-from operator_app.reasons import as_json, shown
+from operator_app.kube.client import Cluster
+from operator_app.ssa.changes import as_json, shown
+from operator_app.ssa.fields import Difference, Drift, dotted, owned_values, owners_of
 
 _VERDICTS = {
     Action.NOTHING: "holds; nothing to write",

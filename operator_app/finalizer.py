@@ -11,12 +11,12 @@ Guarantees
 from collections.abc import Callable
 from typing import Final
 
+from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Kind, Object, key_of
 from operator_app.apply import Outcome, identity
-from operator_app.cluster import Cluster
 from operator_app.errors import ConflictError, InvalidError, NotFoundError
-from operator_app.kinds import ENVOY_PROXY, FINALIZER, Kind, Object, key_of
-from operator_app.ownership import fields_of
-from operator_app.store import Store
+from operator_app.kube.client import Cluster
+from operator_app.kube.store import Store
+from operator_app.ssa.fields import fields_of
 
 _TOO_LATE: Final = frozenset({"metadata.uid", "metadata.finalizers"})
 """The fields that a refusal names when the object is another one by now, or is being deleted."""

@@ -6,8 +6,8 @@ everything away that nobody else owns. So a patch, pinned to the version that wa
 the two labels by which the operator knows its own. Whoever applies the child next takes the rest over by force.
 """
 
-from operator_app.cluster import Cluster
-from operator_app.kinds import LABEL_MANAGED_BY, LABEL_OWNER_UID, Kind, Object, key_of
+from operator_app.api.kinds import LABEL_MANAGED_BY, LABEL_OWNER_UID, Kind, Object, key_of
+from operator_app.kube.client import Cluster
 
 
 async def let_go(cluster: Cluster, kind: Kind, live: Object) -> None:

@@ -18,23 +18,23 @@ import anyio
 import structlog
 from pydantic import ValidationError
 
-from operator_app.api import EnvoyProxySpec, ServiceType, parse_spec, sentence
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
+from operator_app.api.models import EnvoyProxySpec, ServiceType, parse_spec, sentence
 from operator_app.apply import CONTENDED, Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
-from operator_app.cluster import Cluster
-from operator_app.deltas import Deleted
+from operator_app.cleanup import Parting
 from operator_app.desired import child_key, children, controller_uid
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
-from operator_app.events import Occurrence
 from operator_app.finalizer import Finalizer
-from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
-from operator_app.ownership import fields_of
-from operator_app.parting import Parting
-from operator_app.registration import Port, Record, Registration
+from operator_app.kube.client import Cluster
+from operator_app.kube.deltas import Deleted
+from operator_app.kube.events import Occurrence
+from operator_app.kube.store import Store
 from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN
 from operator_app.registration.registrar import Registrar
+from operator_app.registration.registry import Port, Record, Registration
+from operator_app.results import Verdict
+from operator_app.ssa.fields import fields_of
 from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, is_told, next_status
-from operator_app.store import Store
-from operator_app.verdict import Verdict
 
 log = structlog.get_logger(__name__)
 

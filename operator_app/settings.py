@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from operator_app.leases import LeaseTimes
+from operator_app.sharding.leases import LeaseTimes
 
 ENV_PREFIX: Final = "OPERATOR_APP_"
 

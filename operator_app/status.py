@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, Key, Kind, Object, key_of
 from operator_app.apply import Outcome, Problem, Result
-from operator_app.cluster import Cluster
 from operator_app.desired import selector_labels
-from operator_app.kinds import DEPLOYMENT, ENVOY_PROXY, Key, Kind, Object, key_of
-from operator_app.obstacles import is_shadowed, without_shadows
-from operator_app.ownership import Difference, differences, fields_of
-from operator_app.store import Store
+from operator_app.kube.client import Cluster
+from operator_app.kube.store import Store
+from operator_app.ssa.fields import Difference, differences, fields_of
+from operator_app.ssa.unblock import is_shadowed, without_shadows
 
 RECONCILED: Final = "Reconciled"
 AVAILABLE: Final = "Available"

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
-from operator_app.kinds import ENVOY_PROXY, Object
+from operator_app.api.kinds import ENVOY_PROXY, Object
 
 Path = tuple[str | int, ...]
 

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
-from operator_app.kinds import Object, Value
+from operator_app.api.kinds import Object, Value
 from tests.api_cases import BOUNDS, CASES
 
 Path = tuple[str, ...]

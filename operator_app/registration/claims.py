@@ -8,12 +8,12 @@ thing that said it is gone. Publishing the name does not belong here.
 from collections.abc import Callable
 from typing import Final
 
+from operator_app.api.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
 from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Problem, Standing, same_object
-from operator_app.deltas import Deleted
-from operator_app.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
-from operator_app.registration import Registration
+from operator_app.kube.deltas import Deleted
+from operator_app.kube.store import Store
 from operator_app.registration.ledger import proxy_of
-from operator_app.store import Store
+from operator_app.registration.registry import Registration
 
 HOSTNAME_TAKEN: Final = "HostnameTaken"
 """The reason of a problem with a hostname that another proxy has; it ends with an event on the claim."""

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from operator_app.api import RecordState
+from operator_app.api.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Kind, Object
+from operator_app.api.models import RecordState
 from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Outcome, Problem, Standing, exactly, identity
-from operator_app.cluster import Cluster
-from operator_app.deltas import Deleted
 from operator_app.errors import ConflictError
-from operator_app.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Kind, Object
-from operator_app.registration import Record, Registration
-from operator_app.store import Store
+from operator_app.kube.client import Cluster
+from operator_app.kube.deltas import Deleted
+from operator_app.kube.store import Store
+from operator_app.registration.registry import Record, Registration
 
 IN_CLUSTER: Final = "in-cluster"
 """The registry that is the ledger itself: nothing stands outside."""

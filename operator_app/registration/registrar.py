@@ -21,7 +21,8 @@ from typing import Final, TypeVar
 import anyio
 import structlog
 
-from operator_app.api import RecordState
+from operator_app.api.kinds import Key
+from operator_app.api.models import RecordState
 from operator_app.apply import Outcome, Problem
 from operator_app.errors import (
     ConflictError,
@@ -31,11 +32,10 @@ from operator_app.errors import (
     TransientError,
     bounded_s,
 )
-from operator_app.kinds import Key
-from operator_app.registration import Finding, Record, Registration, Registry
+from operator_app.registration.backoff import Patience, Respite, RestError
 from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
 from operator_app.registration.ledger import IN_CLUSTER, Entry, Ledger, Name
-from operator_app.registration.patience import Patience, Respite, RestError
+from operator_app.registration.registry import Finding, Record, Registration, Registry
 
 log = structlog.get_logger(__name__)
 

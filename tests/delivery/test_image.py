@@ -121,7 +121,7 @@ def test_no_installer_is_shipped(buildah: Buildah, container: str) -> None:
 
 def test_bytecode_is_there_already(buildah: Buildah, container: str) -> None:
     """A read-only root costs no compilation at each start: the module was compiled when the image was built."""
-    program = "import operator_app.api as m, os; print(os.path.exists(m.__cached__))"
+    program = "import operator_app.api.models as m, os; print(os.path.exists(m.__cached__))"
     assert python(buildah, container, program) == "True"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from lightkube.core.exceptions import ConfigError
 
-from operator_app.kinds import NAMESPACE
+from operator_app.api.kinds import NAMESPACE
 from tests.e2e.budget import avoidable
 from tests.e2e.controlplane import (
     AuditLog,

@@ -21,8 +21,7 @@ from typing import Final
 import httpx2
 import yaml
 
-from operator_app.desired import child_key, selector_labels
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     DEPLOYMENT,
     ENVOY_PROXY,
@@ -33,7 +32,8 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
-from operator_app.ownership import dotted, owners_of
+from operator_app.desired import child_key, selector_labels
+from operator_app.ssa.fields import dotted, owners_of
 from tests.e2e.kube import POD, KubeError, wait_until
 from tests.e2e.proxies import holds, record_key
 from tests.e2e.shipped import MANIFESTS

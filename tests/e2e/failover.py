@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from operator_app.api.kinds import ENVOY_PROXY, LEASE, NAMESPACE, PROXY_REGISTRATION, SERVICE, Key
 from operator_app.desired import child_key
-from operator_app.kinds import ENVOY_PROXY, LEASE, NAMESPACE, PROXY_REGISTRATION, SERVICE, Key
-from operator_app.leases import shard_lease_name
-from operator_app.sharding import shard_of
+from operator_app.sharding.hashing import shard_of
+from operator_app.sharding.leases import shard_lease_name
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark
 from tests.e2e.kube import Kube, KubeError, wait_until

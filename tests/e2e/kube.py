@@ -15,7 +15,7 @@ import yaml
 from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 
-from operator_app.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
+from operator_app.api.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
 
 POD: Final = Kind("", "v1", "Pod", "pods")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 
 SERVICE_ACCOUNT: Final = "operator-app"
 OPERATOR_NAMESPACE: Final = "edge-system"

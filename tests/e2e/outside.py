@@ -1,8 +1,8 @@
 """An outside registry made of files, so that an operator in another process has one that a test can see into.
 
-It follows the rules of ``operator_app.registration.Registry`` and is installed the way a company would install its own:
-by an entry point that the operator finds on its path. Each record is a file named like its hostname. What is written
-into the file ``fault`` decides how calls fail, and every call is a line of the file ``calls``.
+It follows the rules of ``operator_app.registration.registry.Registry`` and is installed the way a company would install
+its own: by an entry point that the operator finds on its path. Each record is a file named like its hostname. What is
+written into the file ``fault`` decides how calls fail, and every call is a line of the file ``calls``.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import anyio
 
+from operator_app.api.kinds import Key
 from operator_app.apply import Outcome, Problem
 from operator_app.errors import ForbiddenError, ThrottledError, TransientError
-from operator_app.kinds import Key
-from operator_app.registration import Entry, Finding, Record, Registration
+from operator_app.registration.registry import Entry, Finding, Record, Registration
 from operator_app.settings import Settings
 
 NAME: Final = "files"
@@ -94,7 +94,7 @@ class Outside:
 
 
 class FileRegistry:
-    """See :class:`operator_app.registration.Registry`."""
+    """See :class:`operator_app.registration.registry.Registry`."""
 
     def __init__(self, outside: Outside, operator: str) -> None:
         self._outside = outside

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from operator_app.api import parse_spec
-from operator_app.desired import child_key, children
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     ENVOY_PROXY,
     HOSTNAME_CLAIM,
@@ -20,8 +18,10 @@ from operator_app.kinds import (
     Object,
     key_of,
 )
-from operator_app.ownership import Difference, differences
+from operator_app.api.models import parse_spec
+from operator_app.desired import child_key, children
 from operator_app.settings import Settings
+from operator_app.ssa.fields import Difference, differences
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
 from tests.e2e.kube import Kube, NotThere, path_of, wait_until

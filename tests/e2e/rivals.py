@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from operator_app.kinds import Key, Kind, Object
+from operator_app.api.kinds import Key, Kind, Object
 from tests.e2e.kube import Kube, KubeError, PatchType
 
 PERIOD_S = 0.05

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import httpx2
 
+from operator_app.api.kinds import Kind, Object
 from operator_app.app import INDEXES
 from operator_app.apply import Applier, Outcome
-from operator_app.breaker import Breaker, BreakerTimes
-from operator_app.cluster import Cluster
-from operator_app.events import Occurrence
 from operator_app.finalizer import Finalizer
-from operator_app.kinds import Kind, Object
+from operator_app.kube.client import Cluster
+from operator_app.kube.events import Occurrence
+from operator_app.kube.store import Store
 from operator_app.reconcile import Reconciler
+from operator_app.registration.backoff import Patience, Respite
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
-from operator_app.registration.patience import Patience, Respite
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.settings import Settings
+from operator_app.ssa.contention import Breaker, BreakerTimes
 from operator_app.status import StatusWriter
-from operator_app.store import Store
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 
 Before = Callable[[httpx2.Request], Awaitable[None]]

@@ -16,9 +16,9 @@ import httpx2
 import yaml
 from lightkube.core.exceptions import ConfigError
 
+from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, LEASE, NAMESPACE, PROXY_REGISTRATION, Key, Object, key_of
 from operator_app.errors import ConfigurationError
-from operator_app.kinds import DEPLOYMENT, ENVOY_PROXY, LEASE, NAMESPACE, PROXY_REGISTRATION, Key, Object, key_of
-from operator_app.kubeconfig import endpoint
+from operator_app.kube.kubeconfig import endpoint
 from tests.e2e.controlplane import (
     AuditLog,
     BuildError,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     ENVOY_PROXY,
     FIELD_MANAGER,
     HOSTNAME_CLAIM,

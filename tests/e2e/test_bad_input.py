@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from operator_app.api import parse_spec
-from operator_app.kinds import ENVOY_PROXY, PROXY_REGISTRATION, Key, Object, key_of
+from operator_app.api.kinds import ENVOY_PROXY, PROXY_REGISTRATION, Key, Object, key_of
+from operator_app.api.models import parse_spec
 from tests import api_cases
 from tests.api_cases import BOUNDS, CASES, HOSTILE, NAME_CASE, TEXT_MEMBERS, Case, edited, proxy, with_fragment
 from tests.e2e.controlplane import Cluster

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
-from operator_app.ownership import differences
+from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
+from operator_app.ssa.fields import differences
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess

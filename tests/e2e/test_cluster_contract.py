@@ -14,17 +14,7 @@ import anyio
 import pytest
 import yaml
 
-from operator_app.cluster import Cluster, Request
-from operator_app.deltas import Changed, Deleted, Delta, Listed
-from operator_app.errors import (
-    ConflictError,
-    ForbiddenError,
-    GoneError,
-    InvalidError,
-    NotFoundError,
-    TransientError,
-)
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     ENVOY_PROXY,
@@ -37,7 +27,17 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
-from operator_app.watch import Happening, WatchTimes, follow
+from operator_app.errors import (
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    TransientError,
+)
+from operator_app.kube.client import Cluster, Request
+from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
+from operator_app.kube.watch import Happening, WatchTimes, follow
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
 

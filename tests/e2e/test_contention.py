@@ -8,9 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.desired import child_key
-from operator_app.envoy import CONFIG_FILE
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -22,6 +20,8 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
+from operator_app.desired import child_key
+from operator_app.envoy.bootstrap import CONFIG_FILE
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark
 from tests.e2e.kube import Kube, wait_until

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, NAMESPACE, Key, Kind, Object
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, NAMESPACE, Key, Kind, Object
 from tests.e2e.controlplane import OPERATOR_NAMESPACE, AuditLog, Cluster, ControlPlane, cluster, service_account_user
 from tests.e2e.kube import POD, REPLICA_SET, SERVICE_ACCOUNT, Kube, KubeError, kubeconfig_context, wait_until
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from operator_app.kinds import NAMESPACE, Key
+from operator_app.api.kinds import NAMESPACE, Key
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.build import built_binary, cache_directory
 from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, kind_of, kubeconfig_context, wait_until

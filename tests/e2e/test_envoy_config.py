@@ -22,8 +22,8 @@ from typing import Any, Self, TypeVar, cast
 
 import pytest
 
-from operator_app import envoy
-from operator_app.api import ADMIN_PORT, EnvoyProxySpec
+from operator_app.api.models import ADMIN_PORT, EnvoyProxySpec
+from operator_app.envoy import bootstrap
 from tests.unit import envoy_cases as cases
 
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent)) or shutil.which("envoy")
@@ -47,15 +47,15 @@ class Proxy:
     """A running Envoy. ``port`` tells where a listener of the spec, or ``internal/readiness``, really listens."""
 
     def __init__(self, config: dict[str, Any], directory: Path) -> None:
-        config = json.loads(envoy.render(config))
+        config = json.loads(bootstrap.render(config))
         config["admin"]["address"]["socket_address"]["port_value"] = 0
         for listener in config["static_resources"]["listeners"]:
             listener["address"]["socket_address"]["port_value"] = 0
-        (directory / envoy.CONFIG_FILE).write_text(json.dumps(config))
+        (directory / bootstrap.CONFIG_FILE).write_text(json.dumps(config))
         self._admin_file = directory / "admin"
         self._log = (directory / "log").open("wb")
         self.log_path = directory / "log"
-        command = [ENVOY, "-c", directory / envoy.CONFIG_FILE, "--admin-address-path", self._admin_file]
+        command = [ENVOY, "-c", directory / bootstrap.CONFIG_FILE, "--admin-address-path", self._admin_file]
         self.process = subprocess.Popen(
             [*map(str, command), "--disable-hot-restart", "--concurrency", "2"], stdout=self._log, stderr=self._log
         )
@@ -161,7 +161,7 @@ def declared(server: _Backend, host: str = "127.0.0.1") -> dict[str, Any]:
 
 def validated(config: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """What Envoy says about a configuration, without serving it."""
-    path = directory / envoy.CONFIG_FILE
+    path = directory / bootstrap.CONFIG_FILE
     path.write_text(config)
     return subprocess.run(
         [str(ENVOY), "--mode", "validate", "-c", path, "-l", "warning"],
@@ -178,14 +178,14 @@ def validated(config: str, directory: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_envoy_accepts_every_shape(name: str, tmp_path: Path) -> None:
     """Every shape of listener with every shape of backend is valid, and neither deprecated nor worth a warning."""
-    result = validated(envoy.render(envoy.bootstrap(ACCEPTED[name])), tmp_path)
+    result = validated(bootstrap.render(bootstrap.bootstrap(ACCEPTED[name])), tmp_path)
     assert result.returncode == 0, result.stdout[-500:] + result.stderr[-500:]
     assert not result.stderr
 
 
 def test_envoy_accepts_the_drain_helper(tmp_path: Path) -> None:
     """The configuration that the hook carries is valid and not deprecated."""
-    command = envoy.pre_stop()["exec"]["command"]
+    command = bootstrap.pre_stop()["exec"]["command"]
     result = validated(command[command.index("--config-yaml") + 1], tmp_path)
     assert result.returncode == 0, result.stdout[-500:] + result.stderr[-500:]
     assert "deprecat" not in result.stderr.lower()
@@ -205,7 +205,7 @@ def backends() -> Iterator[list[_Backend]]:
 
 def running(spec: EnvoyProxySpec, directory: Path) -> Proxy:
     """The proxy that ``spec`` declares, to be entered."""
-    return Proxy(envoy.bootstrap(spec), directory)
+    return Proxy(bootstrap.bootstrap(spec), directory)
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +376,7 @@ def test_admin_interface_is_reachable_on_one_loopback_address_only(proxy: Proxy)
 
 def hook(proxy_admin_port: int, drain_s: int) -> list[str]:
     """The hook's command, for an Envoy whose admin port is another one and beside other tests on this machine."""
-    _, *arguments = envoy.pre_stop(drain_s)["exec"]["command"]
+    _, *arguments = bootstrap.pre_stop(drain_s)["exec"]["command"]
     arguments = [each.replace(f'"port_value":{ADMIN_PORT}', f'"port_value":{proxy_admin_port}') for each in arguments]
     return [str(ENVOY), *(each.replace("@operator-app/", f"@{proxy_admin_port}/") for each in arguments)]
 

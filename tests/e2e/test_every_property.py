@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
-from operator_app.crd import crds
-from operator_app.envoy import CONFIG_FILE
-from operator_app.kinds import CONFIG_MAP, ENVOY_PROXY, FIELD_MANAGER, Key, Kind, Object, key_of
-from operator_app.ownership import differences
+from operator_app.api.crd import crds
+from operator_app.api.kinds import CONFIG_MAP, ENVOY_PROXY, FIELD_MANAGER, Key, Kind, Object, key_of
+from operator_app.envoy.bootstrap import CONFIG_FILE
+from operator_app.ssa.fields import differences
 from tests import api_cases
 from tests.e2e.kube import Kube
 from tests.e2e.node.container import ENVOY

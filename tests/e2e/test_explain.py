@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key
 from operator_app.desired import child_key
-from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, family, wait_reconciled

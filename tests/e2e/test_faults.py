@@ -15,8 +15,7 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from operator_app.answers import Page, WatchEvent
-from operator_app.cluster import Cluster
+from operator_app.api.kinds import CONFIG_MAP, ENVOY_PROXY, LEASE, Key, Object
 from operator_app.errors import (
     ConflictError,
     GoneError,
@@ -26,7 +25,8 @@ from operator_app.errors import (
     TransientError,
     UndecodableError,
 )
-from operator_app.kinds import CONFIG_MAP, ENVOY_PROXY, LEASE, Key, Object
+from operator_app.kube.client import Cluster
+from operator_app.kube.responses import Page, WatchEvent
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.failover import epochs_out_of_order, out_of_order
 from tests.e2e.faults.answers import DELAY_S, RETRY_AFTER_S

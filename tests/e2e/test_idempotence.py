@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from operator_app.desired import child_key
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -18,6 +17,7 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
+from operator_app.desired import child_key
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point

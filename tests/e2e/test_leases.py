@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from operator_app.kinds import ENVOY_PROXY, LEASE, Key
-from operator_app.leases import replica_lease_name, shard_lease_name
+from operator_app.api.kinds import ENVOY_PROXY, LEASE, Key
+from operator_app.sharding.leases import replica_lease_name, shard_lease_name
 from tests.e2e.controlplane import AuditLog, Mark
 from tests.e2e.failover import Fleet, Load, epochs_out_of_order, longest_wait_s, out_of_order, replica_of, waits
 from tests.e2e.kube import Kube, wait_until

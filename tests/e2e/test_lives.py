@@ -5,8 +5,7 @@ from typing import Final
 
 import pytest
 
-from operator_app.desired import child_key
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     ENVOY_PROXY,
@@ -16,6 +15,7 @@ from operator_app.kinds import (
     Key,
     Object,
 )
+from operator_app.desired import child_key
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.kube import Kube, KubeError, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from operator_app.kinds import ENVOY_PROXY, NAMESPACE, Key, Kind, Object
+from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, Key, Kind, Object
 from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import SERVICE_ACCOUNT, Kube, kind_of
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess

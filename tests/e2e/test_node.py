@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Object
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Object
 from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import NODE, POD, SERVICE_ACCOUNT, Kube, KubeError, wait_until
 from tests.e2e.node import StandInNode, names

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from operator_app.api.kinds import Key
 from operator_app.apply import Outcome
 from operator_app.errors import (
     ForbiddenError,
@@ -23,10 +24,9 @@ from operator_app.errors import (
     ThrottledError,
     TransientError,
 )
-from operator_app.kinds import Key
-from operator_app.registration import Finding, Record, Registration
-from operator_app.registration.dns import Ownership
-from operator_app.registration.powerdns import PowerDnsRegistry, connect
+from operator_app.registration.powerdns.dns import Ownership
+from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
+from operator_app.registration.registry import Finding, Record, Registration
 from operator_app.settings import Settings
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
 from tests.e2e.powerdns.fixture import proxy as proxy  # noqa: PLC0414

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from operator_app.kinds import ENVOY_PROXY, SERVICE, Key, Object
-from operator_app.parting import DEREGISTRATION_FAILED
-from operator_app.registration.dns import Ownership
+from operator_app.api.kinds import ENVOY_PROXY, SERVICE, Key, Object
+from operator_app.cleanup import DEREGISTRATION_FAILED
+from operator_app.registration.powerdns.dns import Ownership
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import

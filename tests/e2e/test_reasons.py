@@ -6,9 +6,7 @@ from typing import Final
 
 import pytest
 
-from operator_app.desired import child_key
-from operator_app.envoy import CONFIG_FILE
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -19,6 +17,8 @@ from operator_app.kinds import (
     Key,
     Object,
 )
+from operator_app.desired import child_key
+from operator_app.envoy.bootstrap import CONFIG_FILE
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, drift_of, wait_reconciled

@@ -10,8 +10,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from operator_app.desired import child_key
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     ENVOY_PROXY,
     FINALIZER,
@@ -24,6 +23,7 @@ from operator_app.kinds import (
     Key,
     Object,
 )
+from operator_app.desired import child_key
 from operator_app.registration.registrar import Registries
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point

@@ -9,10 +9,7 @@ from typing import Final
 
 import pytest
 
-from operator_app.apply import Outcome, child_of
-from operator_app.desired import child_key
-from operator_app.errors import ConflictError
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -24,7 +21,10 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
-from operator_app.ownership import fields_of
+from operator_app.apply import Outcome, child_of
+from operator_app.desired import child_key
+from operator_app.errors import ConflictError
+from operator_app.ssa.fields import fields_of
 from operator_app.status import Observation, next_status
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube

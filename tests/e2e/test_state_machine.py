@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Kind
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Kind
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.kube import Kube
 from tests.e2e.world import EDITS, NAMES, SPECS, Propagation, World

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pytest
 
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
 from operator_app.desired import child_key
-from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
-from operator_app.ownership import fields_of
+from operator_app.ssa.fields import fields_of
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube, wait_until

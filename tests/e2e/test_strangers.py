@@ -7,9 +7,7 @@ import anyio
 import httpx2
 import pytest
 
-from operator_app.apply import Outcome
-from operator_app.desired import child_key
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -21,7 +19,9 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
-from operator_app.ownership import fields_of
+from operator_app.apply import Outcome
+from operator_app.desired import child_key
+from operator_app.ssa.fields import fields_of
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube, path_of

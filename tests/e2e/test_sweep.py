@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from operator_app.desired import child_key
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -17,7 +16,8 @@ from operator_app.kinds import (
     Key,
     Kind,
 )
-from operator_app.sweep import GRACE_S
+from operator_app.controller.resync import GRACE_S
+from operator_app.desired import child_key
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark
 from tests.e2e.faults.plan import EVENT_VERB, Fault, FaultKind, Plan, Point

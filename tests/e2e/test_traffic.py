@@ -9,9 +9,9 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from operator_app.api import READINESS_PORT
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
+from operator_app.api.models import READINESS_PORT
 from operator_app.desired import child_key, selector_labels
-from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
 from tests.e2e.kube import POD, SERVICE_ACCOUNT, Kube, wait_until
 from tests.e2e.node import StandInNode
 from tests.e2e.prerequisites import lacking

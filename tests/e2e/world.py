@@ -11,8 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Final, Literal
 
-from operator_app.desired import child_key
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -27,7 +26,8 @@ from operator_app.kinds import (
     Object,
     key_of,
 )
-from operator_app.ownership import differences, fields_of
+from operator_app.desired import child_key
+from operator_app.ssa.fields import differences, fields_of
 from tests.e2e.budget import avoidable
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.kube import Kube, KubeError, PatchType

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from annotated_types import MaxLen
 
-from operator_app.api import ApiModel, Backend, Endpoint, EnvoyProxySpec, Listener, Protocol, Route, RouteMatch
+from operator_app.api.models import ApiModel, Backend, Endpoint, EnvoyProxySpec, Listener, Protocol, Route, RouteMatch
 
 JsonObject = dict[str, Any]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Final, Literal
 
-from operator_app.kinds import FIELD_MANAGER, Object
+from operator_app.api.kinds import FIELD_MANAGER, Object
 
 Shape = tuple[str, ...] | Literal["map", "set", "atomic"]
 """The names of a list's key fields, or what else the value of a field is; scalars are whatever."""

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from operator_app.fence import Hold
-from operator_app.kinds import Object
-from operator_app.leases import Change, Deed, Errand, LeaseBook, LeaseTimes, shard_lease_name
+from operator_app.api.kinds import Object
+from operator_app.kube.fencing import Hold
+from operator_app.sharding.leases import Change, Deed, Errand, LeaseBook, LeaseTimes, shard_lease_name
 
 NAMESPACE: Final = "edge-system"
 TIMES: Final = LeaseTimes(duration_s=15, renew_deadline_s=10, retry_period_s=2)

@@ -15,14 +15,14 @@ from typing import Any
 
 import httpx2
 
+from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Kind, Object
 from operator_app.apply import Applier, Outcome
-from operator_app.breaker import Breaker, BreakerTimes
-from operator_app.cluster import REQUEST_EXTENSION, Cluster, Request
-from operator_app.deltas import Changed
 from operator_app.finalizer import Finalizer
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Kind, Object
+from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
+from operator_app.kube.deltas import Changed
+from operator_app.kube.store import Store
+from operator_app.ssa.contention import Breaker, BreakerTimes
 from operator_app.status import StatusWriter
-from operator_app.store import Store
 from tests.unit.field_sets import configuration, entry, field_set, stored
 from tests.unit.scripted_cluster import cluster_over
 

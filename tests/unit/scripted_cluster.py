@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import yaml
 
-from operator_app.cluster import Cluster
+from operator_app.kube.client import Cluster
 
 
 def kubeconfig_in(folder: Path) -> Path:

@@ -10,14 +10,14 @@ import anyio
 import httpx2
 import pytest
 
+from operator_app.api.kinds import ENVOY_PROXY, Key
 from operator_app.app import Operator
-from operator_app.cluster import Cluster
-from operator_app.deltas import Changed
-from operator_app.kinds import ENVOY_PROXY, Key
-from operator_app.pressure import Pressure
+from operator_app.controller.backpressure import Pressure
+from operator_app.kube.client import Cluster
+from operator_app.kube.deltas import Changed
+from operator_app.observability.metrics import Health, Metrics
 from operator_app.registration.registrar import Registries
 from operator_app.settings import Settings
-from operator_app.telemetry import Health, Metrics
 from tests.unit.scripted_cluster import cluster_over
 
 pytestmark = pytest.mark.anyio

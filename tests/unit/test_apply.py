@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from operator_app.api.kinds import CONFIG_MAP, Key, Object
 from operator_app.apply import IMPOSSIBLE_VERSION, Action, Claim, Outcome, Plan, Result, Standing, child_of, plan
 from operator_app.errors import ConflictError, TransientError
-from operator_app.kinds import CONFIG_MAP, Key, Object
 from tests.unit.field_sets import entry, stored
 from tests.unit.scripted_api import (
     CONFLICT,

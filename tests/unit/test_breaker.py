@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operator_app.breaker import Breaker, BreakerTimes, Contention, Taken
-from operator_app.ownership import Path
+from operator_app.ssa.contention import Breaker, BreakerTimes, Contention, Taken
+from operator_app.ssa.fields import Path
 
 TIMES: Final = BreakerTimes(threshold=3, window_s=60, base_s=2, cap_s=300)
 A: Final[Path] = ("f:spec", "f:a")

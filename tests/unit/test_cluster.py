@@ -14,8 +14,7 @@ import httpx2
 import pytest
 import yaml
 
-from operator_app.answers import WatchEvent
-from operator_app.cluster import REQUEST_EXTENSION, Cluster, Request
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, NAMESPACE, Key, Object
 from operator_app.errors import (
     Cause,
     ConflictError,
@@ -28,7 +27,8 @@ from operator_app.errors import (
     TransientError,
     UndecodableError,
 )
-from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, NAMESPACE, Key, Object
+from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
+from operator_app.kube.responses import WatchEvent
 
 pytestmark = pytest.mark.anyio
 

@@ -11,11 +11,12 @@ import pytest
 import structlog
 import yaml
 
-from operator_app import app, envoy
+from operator_app import app
 from operator_app.__main__ import main
-from operator_app.cluster import Cluster
-from operator_app.crd import crds
-from operator_app.kinds import Object
+from operator_app.api.crd import crds
+from operator_app.api.kinds import Object
+from operator_app.envoy import bootstrap
+from operator_app.kube.client import Cluster
 from operator_app.settings import ENV_PREFIX, Settings
 
 GOOD = """
@@ -360,7 +361,7 @@ def test_render_says_what_only_the_operator_can_see(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A configuration that no ConfigMap can hold passes the schema, and is refused all the same."""
-    monkeypatch.setattr(envoy, "MAX_BYTES", 100)
+    monkeypatch.setattr(bootstrap, "MAX_BYTES", 100)
     file = tmp_path / "proxies.yaml"
     file.write_text(GOOD)
     assert main(["render", "-f", str(file)]) == 2

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from operator_app.api import EnvoyProxySpec, EnvoyProxyStatus, parse_spec
-from operator_app.crd import crds, to_yaml
-from operator_app.kinds import ENVOY_PROXY, GROUP, PROXY_REGISTRATION, Object
+from operator_app.api.crd import crds, to_yaml
+from operator_app.api.kinds import ENVOY_PROXY, GROUP, PROXY_REGISTRATION, Object
+from operator_app.api.models import EnvoyProxySpec, EnvoyProxyStatus, parse_spec
 from tests.api_cases import CASES, NAME_CASE, proxy
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"

@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operator_app import envoy
-from operator_app.api import parse_spec
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Kind, Object
+from operator_app.api.models import parse_spec
+from operator_app.api.quantity import canonical
 from operator_app.desired import child_key, children, owner_reference, proxy_key, selector_labels
-from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Kind, Object
-from operator_app.quantity import canonical
+from operator_app.envoy import bootstrap
 from tests.unit.field_sets import kubernetes
 
 UID = "5d1b2f1e-0000-4000-8000-000000000001"
@@ -304,7 +304,7 @@ def test_an_edit_of_the_configuration_rolls_the_pods() -> None:
     assert templates[0]["spec"] == templates[1]["spec"]
     for each, template in zip((before, after), templates, strict=True):
         (text,) = each[CONFIG_MAP]["data"].values()
-        assert template["metadata"]["annotations"] == {"edge.operator-app.dev/config-hash": envoy.config_hash(text)}
+        assert template["metadata"]["annotations"] == {"edge.operator-app.dev/config-hash": bootstrap.config_hash(text)}
     assert templates[0] != templates[1]
 
 

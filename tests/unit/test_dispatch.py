@@ -5,14 +5,14 @@ import math
 import anyio
 import pytest
 
-from operator_app import dispatch
-from operator_app.dispatch import Dispatcher, Work
+from operator_app.api.kinds import Key
+from operator_app.controller import workers
+from operator_app.controller.backpressure import Pressure
+from operator_app.controller.workers import Dispatcher, Work
+from operator_app.controller.workqueue import Limits, Priority
 from operator_app.errors import OperatorError, ThrottledError, TransientError
-from operator_app.kinds import Key
-from operator_app.pressure import Pressure
-from operator_app.telemetry import Metrics
-from operator_app.verdict import DONE, Verdict
-from operator_app.workqueue import Limits, Priority
+from operator_app.observability.metrics import Metrics
+from operator_app.results import DONE, Verdict
 
 pytestmark = pytest.mark.anyio
 
@@ -220,7 +220,7 @@ class Fading(Pressure):
 
 async def test_workers_come_back_when_pressure_fades(monkeypatch: pytest.MonkeyPatch) -> None:
     """One slow round keeps others waiting for no longer than the pressure lasts."""
-    monkeypatch.setattr(dispatch, "LOOK_AGAIN_S", 0.001, raising=False)
+    monkeypatch.setattr(workers, "LOOK_AGAIN_S", 0.001, raising=False)
     pressure, is_over = Fading(), anyio.Event()
 
     async def work(key: Key, _failures: int) -> Verdict:

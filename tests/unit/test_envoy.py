@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operator_app import envoy
-from operator_app.api import ADMIN_PORT, READINESS_PORT, EnvoyProxySpec, Listener, Route, RouteMatch
+from operator_app.api.models import ADMIN_PORT, READINESS_PORT, EnvoyProxySpec, Listener, Route, RouteMatch
+from operator_app.envoy import bootstrap
 from operator_app.errors import TerminalError
 from tests.unit import envoy_cases as cases
 
@@ -59,14 +59,16 @@ def virtual_hosts(routes: tuple[Route, ...]) -> list[dict[str, Any]]:
     backends = [{"name": route.backend, "endpoints": cases.ENDPOINTS["DNS"]} for route in routes]
     plain = [route.model_dump(by_alias=True, exclude_none=True) for route in routes]
     spec = cases.spec([cases.http(*plain)], list({backend["name"]: backend for backend in backends}.values()))
-    found: list[dict[str, Any]] = last_filter(envoy.bootstrap(spec), "listener/http")["route_config"]["virtual_hosts"]
+    found: list[dict[str, Any]] = last_filter(bootstrap.bootstrap(spec), "listener/http")["route_config"][
+        "virtual_hosts"
+    ]
     return found
 
 
 def cluster(endpoints: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
     """The cluster of a backend with ``endpoints``."""
     spec = cases.spec([cases.http()], [{"name": "app", "endpoints": endpoints, **fields}])
-    found: dict[str, Any] = envoy.bootstrap(spec)["static_resources"]["clusters"][0]
+    found: dict[str, Any] = bootstrap.bootstrap(spec)["static_resources"]["clusters"][0]
     return found
 
 
@@ -95,9 +97,9 @@ def test_equal_specs_give_equal_text(name: str) -> None:
     """Parsing the same spec again, with its keys in another order, gives the same bytes and the same hash."""
     original = ACCEPTED[name]
     turned = EnvoyProxySpec.model_validate(reversed_keys(original.model_dump(by_alias=True, exclude_none=True)))
-    first, second = (envoy.render(envoy.bootstrap(spec)) for spec in (original, turned))
+    first, second = (bootstrap.render(bootstrap.bootstrap(spec)) for spec in (original, turned))
     assert first == second
-    assert envoy.config_hash(first) == envoy.config_hash(second)
+    assert bootstrap.config_hash(first) == bootstrap.config_hash(second)
 
 
 def reversed_keys(value: object) -> object:
@@ -112,7 +114,7 @@ def test_order_of_maps_by_name_does_not_matter() -> None:
     listeners = [cases.http(), cases.tcp(backend="db")]
     backends = [{"name": name, "endpoints": cases.ENDPOINTS["DNS"]} for name in ("app", "db")]
     forward, backward = cases.spec(listeners, backends), cases.spec(listeners[::-1], backends[::-1])
-    assert envoy.render(envoy.bootstrap(forward)) == envoy.render(envoy.bootstrap(backward))
+    assert bootstrap.render(bootstrap.bootstrap(forward)) == bootstrap.render(bootstrap.bootstrap(backward))
 
 
 @given(route_lists(), st.randoms(use_true_random=False))
@@ -124,7 +126,7 @@ def test_order_of_hosts_does_not_matter(routes: tuple[Route, ...], chance: Rando
         chance.shuffle(hosts)
         assert route.match
         shuffled.append(route.model_copy(update={"match": route.match.model_copy(update={"hosts": (*hosts, *hosts)})}))
-    assert envoy.bootstrap(_spec_of(routes)) == envoy.bootstrap(_spec_of(tuple(shuffled)))
+    assert bootstrap.bootstrap(_spec_of(routes)) == bootstrap.bootstrap(_spec_of(tuple(shuffled)))
 
 
 def _spec_of(routes: tuple[Route, ...]) -> EnvoyProxySpec:
@@ -136,9 +138,9 @@ def _spec_of(routes: tuple[Route, ...]) -> EnvoyProxySpec:
 def test_hash_tells_configurations_apart() -> None:
     """Another port of a backend is another hash; the hash is 16 hexadecimal digits."""
     hashes = {
-        envoy.config_hash(
-            envoy.render(
-                envoy.bootstrap(
+        bootstrap.config_hash(
+            bootstrap.render(
+                bootstrap.bootstrap(
                     cases.spec([cases.http()], [{"name": "app", "endpoints": [{"host": "a", "port": port}]}])
                 )
             )
@@ -151,8 +153,8 @@ def test_hash_tells_configurations_apart() -> None:
 
 def test_text_is_indented_ascii_with_sorted_keys() -> None:
     """The text is JSON that people and ``diff`` can read: sorted, indented by two, ASCII, one newline at the end."""
-    config = envoy.bootstrap(cases.spec([cases.http()]))
-    text = envoy.render(config)
+    config = bootstrap.bootstrap(cases.spec([cases.http()]))
+    text = bootstrap.render(config)
     assert json.loads(text) == config
     assert text.startswith('{\n  "admin": {\n    "address"')
     assert text.isascii()
@@ -161,8 +163,8 @@ def test_text_is_indented_ascii_with_sorted_keys() -> None:
 
 def test_every_list_full_still_fits_a_config_map() -> None:
     """A spec with every list full is rendered without indentation, and stays below what a ConfigMap holds."""
-    text = envoy.render(envoy.bootstrap(cases.largest()))
-    assert len(text) <= envoy.MAX_BYTES < 1024 * 1024
+    text = bootstrap.render(bootstrap.bootstrap(cases.largest()))
+    assert len(text) <= bootstrap.MAX_BYTES < 1024 * 1024
     assert text.count("\n") == 1
 
 
@@ -177,7 +179,7 @@ def test_too_large_a_configuration_is_a_terminal_error() -> None:
         cases.http(*routes, name=f"l{n}", port=8000 + n) for n in range(cases.bound(EnvoyProxySpec, "listeners"))
     ]
     with pytest.raises(TerminalError, match="declare fewer routes") as caught:
-        envoy.render(envoy.bootstrap(cases.spec(listeners)))
+        bootstrap.render(bootstrap.bootstrap(cases.spec(listeners)))
     assert caught.value.reason == "ConfigurationTooLarge"
 
 
@@ -186,7 +188,7 @@ def test_too_large_a_configuration_is_a_terminal_error() -> None:
 
 def test_admin_interface_is_on_loopback_only() -> None:
     """Nothing outside the Pod reaches Envoy's admin interface, by no listener and by no cluster."""
-    config = envoy.bootstrap(cases.spec([cases.http(), cases.tcp()]))
+    config = bootstrap.bootstrap(cases.spec([cases.http(), cases.tcp()]))
     assert config["admin"]["address"] == {"socket_address": {"address": "127.0.0.1", "port_value": ADMIN_PORT}}
     assert str(ADMIN_PORT) not in json.dumps(config["static_resources"])
     assert "access_log" not in config["admin"]
@@ -197,7 +199,7 @@ def test_listeners_bind_the_container_port_of_every_address() -> None:
     listeners = [cases.http(port=80), cases.tcp(port=5432), cases.http(name="alt", port=81) | {"targetPort": 9000}]
     bound = {
         each["name"]: each["address"]["socket_address"]
-        for each in envoy.bootstrap(cases.spec(listeners))["static_resources"]["listeners"]
+        for each in bootstrap.bootstrap(cases.spec(listeners))["static_resources"]["listeners"]
     }
     assert {each["address"] for each in bound.values()} == {"0.0.0.0"}  # noqa: S104  # it is what is claimed
     assert {name: each["port_value"] for name, each in bound.items()} == {
@@ -210,7 +212,7 @@ def test_listeners_bind_the_container_port_of_every_address() -> None:
 
 def test_readiness_listener_has_no_route() -> None:
     """The readiness listener answers its own path only, also when a tenant's listener has its name."""
-    config = envoy.bootstrap(cases.spec([cases.http(name="readiness")]))
+    config = bootstrap.bootstrap(cases.spec([cases.http(name="readiness")]))
     serve = last_filter(config, "internal/readiness")
     assert serve["route_config"] == {"name": "internal/readiness"}
     check = serve["http_filters"][0]["typed_config"]
@@ -221,9 +223,9 @@ def test_readiness_listener_has_no_route() -> None:
 
 def test_downstream_connections_are_bounded() -> None:
     """One bound holds for all listeners of a tenant together; only the two internal interfaces do not count."""
-    config = envoy.bootstrap(cases.spec([cases.http(), cases.tcp()]))
+    config = bootstrap.bootstrap(cases.spec([cases.http(), cases.tcp()]))
     (monitor,) = config["overload_manager"]["resource_monitors"]
-    assert monitor["typed_config"]["max_active_downstream_connections"] == envoy.MAX_DOWNSTREAM_CONNECTIONS
+    assert monitor["typed_config"]["max_active_downstream_connections"] == bootstrap.MAX_DOWNSTREAM_CONNECTIONS
     unbounded = [each["name"] for each in config["static_resources"]["listeners"] if "ignore_global_conn_limit" in each]
     assert unbounded == ["internal/readiness"]
 
@@ -257,14 +259,14 @@ def test_connect_timeout_is_a_protobuf_duration(written: str, rendered: str) -> 
 
 def test_tcp_listener_hands_connections_to_its_backend() -> None:
     """A TCP listener has no HTTP in it."""
-    served = last_filter(envoy.bootstrap(cases.spec([cases.tcp()])), "listener/tcp")
+    served = last_filter(bootstrap.bootstrap(cases.spec([cases.tcp()])), "listener/tcp")
     assert served["@type"].endswith("tcp_proxy.v3.TcpProxy")
     assert served["cluster"] == "backend/app"
 
 
 def test_access_log_leaves_the_query_out() -> None:
     """Applications put secrets into the query, so the log has the path without it and no header that a client chose."""
-    served = last_filter(envoy.bootstrap(cases.spec([cases.http()])), "listener/http")
+    served = last_filter(bootstrap.bootstrap(cases.spec([cases.http()])), "listener/http")
     fields = served["access_log"][0]["typed_config"]["log_format"]["json_format"]
     assert fields["path"] == "%PATH(NQ):1024%"
     requested = {name for text in fields.values() for name in re.findall(r"%REQ\(([^)]*)\)", text)}
@@ -316,8 +318,8 @@ ALLOWED_PLACES = {
 def test_hostile_text_is_only_ever_a_value(text: str) -> None:
     """Any text, anywhere, leaves the structure as it is with harmless text, and arrives unchanged in values alone."""
     marked = f"MARK{text}"
-    hostile = json.loads(envoy.render(envoy.bootstrap(cases.hostile(marked))))
-    harmless = envoy.bootstrap(cases.hostile("MARK"))
+    hostile = json.loads(bootstrap.render(bootstrap.bootstrap(cases.hostile(marked))))
+    harmless = bootstrap.bootstrap(cases.hostile("MARK"))
     assert _shape(hostile) == _shape(harmless)
     places = {key for key, value in _leaves(hostile) if "MARK" in value or "mark" in value}
     assert places <= ALLOWED_PLACES
@@ -326,8 +328,8 @@ def test_hostile_text_is_only_ever_a_value(text: str) -> None:
 
 def test_a_selection_of_hostile_texts_is_only_ever_a_value() -> None:
     """Quotes, braces, line ends, format strings, templates and regular expressions are kept as they were typed."""
-    config = json.loads(envoy.render(envoy.bootstrap(cases.hostile())))
-    assert _shape(config) == _shape(envoy.bootstrap(cases.hostile("x")))
+    config = json.loads(bootstrap.render(bootstrap.bootstrap(cases.hostile())))
+    assert _shape(config) == _shape(bootstrap.bootstrap(cases.hostile("x")))
     assert {"path": f"/e{cases.HOSTILE}-"} in [
         route["match"]
         for route in last_filter(config, f"listener/1{cases.HOSTILE}")["route_config"]["virtual_hosts"][1]["routes"]
@@ -339,7 +341,7 @@ def test_format_strings_are_fixed() -> None:
     formats = {
         json.dumps(each["access_log"], sort_keys=True)
         for spec in (cases.hostile(), cases.hostile("x"))
-        for each in [last_filter(envoy.bootstrap(spec), f"listener/1{spec.backends[0].name[1:]}")]
+        for each in [last_filter(bootstrap.bootstrap(spec), f"listener/1{spec.backends[0].name[1:]}")]
     }
     assert len(formats) == 1
 
@@ -347,7 +349,7 @@ def test_format_strings_are_fixed() -> None:
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_no_regular_expression_is_built(name: str) -> None:
     """Hosts and paths are compared, never interpreted: the configuration holds no regular expression at all."""
-    assert not {key for key in _keys(envoy.bootstrap(ACCEPTED[name])) if "regex" in key}
+    assert not {key for key in _keys(bootstrap.bootstrap(ACCEPTED[name])) if "regex" in key}
 
 
 def _shape(value: object) -> object:
@@ -376,17 +378,17 @@ def _keys(value: object) -> set[str]:
 
 def test_pre_stop_runs_envoy_without_a_shell() -> None:
     """The hook is one program with literal arguments, so that it works in an image that holds nothing but Envoy."""
-    command = envoy.pre_stop(7)["exec"]["command"]
+    command = bootstrap.pre_stop(7)["exec"]["command"]
     assert command[0] == "envoy"
     assert "--disable-hot-restart" in command
     config = json.loads(command[command.index("--config-yaml") + 1])
     assert '"fixed_delay": "7s"' in json.dumps(config)
-    assert envoy.pre_stop() == envoy.pre_stop(envoy.DRAIN_S)
+    assert bootstrap.pre_stop() == bootstrap.pre_stop(bootstrap.DRAIN_S)
 
 
 def test_drain_helper_opens_no_port() -> None:
     """What the hook binds are abstract sockets of the Pod; the one address it knows is the proxy's admin interface."""
-    command = envoy.pre_stop()["exec"]["command"]
+    command = bootstrap.pre_stop()["exec"]["command"]
     config = json.loads(command[command.index("--config-yaml") + 1])
     bound = [config["admin"], *config["static_resources"]["listeners"]]
     assert all(each["address"]["pipe"]["path"].startswith("@") for each in bound)
@@ -395,4 +397,4 @@ def test_drain_helper_opens_no_port() -> None:
 
 def test_grace_period_outlasts_the_drain() -> None:
     """Kubernetes counts the hook's time in the grace period, so the drain has to end before it, with Envoy's exit."""
-    assert envoy.TERMINATION_GRACE_S - envoy.DRAIN_S >= 5
+    assert bootstrap.TERMINATION_GRACE_S - bootstrap.DRAIN_S >= 5

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from operator_app.answers import refusal
+from operator_app.api.kinds import CONFIG_MAP
 from operator_app.errors import LONGEST_WAIT_S, TransientError
-from operator_app.kinds import CONFIG_MAP
+from operator_app.kube.responses import refusal
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import anyio
 import httpx2
 import pytest
 
-from operator_app.events import BACKLOG, NOTE_BYTES, EventRecorder, Occurrence
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
+from operator_app.kube.events import BACKLOG, NOTE_BYTES, EventRecorder, Occurrence
 from tests.unit.scripted_cluster import cluster_over
 
 pytestmark = pytest.mark.anyio

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 from tests.e2e.controlplane import AuditEntry
 from tests.e2e.failover import epochs_out_of_order, out_of_order
 

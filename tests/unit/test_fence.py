@@ -14,13 +14,13 @@ import httpx
 import pytest
 import yaml
 
-from operator_app import fence
-from operator_app.cluster import Cluster, Request
+from operator_app.api.kinds import CONFIG_MAP, EVENT, LEASE, Key, Object
 from operator_app.errors import FencedError
-from operator_app.events import EventRecorder, Occurrence
-from operator_app.fence import Hold
-from operator_app.kinds import CONFIG_MAP, EVENT, LEASE, Key, Object
-from operator_app.registration.powerdns_api import Delete, PowerDnsApi
+from operator_app.kube import fencing
+from operator_app.kube.client import Cluster, Request
+from operator_app.kube.events import EventRecorder, Occurrence
+from operator_app.kube.fencing import Hold
+from operator_app.registration.powerdns.client import Delete, PowerDnsApi
 
 pytestmark = pytest.mark.anyio
 
@@ -107,7 +107,7 @@ async def test_a_write_that_waited_for_a_connection_is_checked_again(tmp_path: P
     checked = anyio.Event()
 
     def before_write(request: Request) -> None:
-        fence.check(request.kind, request.key)
+        fencing.check(request.kind, request.key)
         checked.set()
 
     async with (
@@ -116,7 +116,7 @@ async def test_a_write_that_waited_for_a_connection_is_checked_again(tmp_path: P
     ):
 
         async def write() -> None:
-            with pytest.raises(FencedError), fence.under(hold):
+            with pytest.raises(FencedError), fencing.under(hold):
                 await cluster.apply(CONFIG_MAP, OBJECT, force=True)
 
         tasks.start_soon(cluster.get, CONFIG_MAP, KEY)
@@ -140,11 +140,11 @@ async def test_a_write_that_stops_behind_its_head_is_never_complete(tmp_path: Pa
         checks += 1
         if checks == 3:
             now = 11.0
-        fence.check(request.kind, request.key)
+        fencing.check(request.kind, request.key)
 
     async with connected(tmp_path, before_write) as (cluster, server):
         server.may_answer.set()
-        with pytest.raises(FencedError, match="ConfigMap team-a/checkout"), fence.under(hold):
+        with pytest.raises(FencedError, match="ConfigMap team-a/checkout"), fencing.under(hold):
             await cluster.apply(CONFIG_MAP, OBJECT, force=True)
         await anyio.wait_all_tasks_blocked()
     assert not any(b"resourceVersion" in text for text in server.received)
@@ -174,16 +174,16 @@ async def test_an_event_is_told_on_the_right_of_the_round_that_it_is_about(tmp_p
     proxy = {"apiVersion": "v1", "kind": "EnvoyProxy", "metadata": {"namespace": "a", "name": "web", "uid": "u"}}
 
     def before_write(request: Request) -> None:
-        carried.append((request.kind, fence.carried()))
-        fence.check(request.kind, request.key)
+        carried.append((request.kind, fencing.carried()))
+        fencing.check(request.kind, request.key)
 
     async with connected(tmp_path, before_write) as (cluster, server):
         server.may_answer.set()
         recorder = EventRecorder(cluster, instance="test", now=lambda: NOW)
         async with anyio.create_task_group() as tasks:
-            with fence.under(fence.NOBODY):
+            with fencing.under(fencing.NOBODY):
                 tasks.start_soon(recorder.run)
-            with fence.under(hold):
+            with fencing.under(hold):
                 recorder.record(Occurrence(proxy, "Normal", "Repaired", "Apply", "Service", "it was broken"))
             now = 11.0
             await anyio.wait_all_tasks_blocked()
@@ -202,7 +202,7 @@ async def test_a_registry_outside_is_fenced_the_same_way() -> None:
 
     async with httpx.AsyncClient(base_url="http://dns.invalid", transport=httpx.MockTransport(answer)) as client:
         api = PowerDnsApi(client, server_id="localhost", timeout_s=5)
-        with fence.under(Hold(0, 1, until=0.0, clock=lambda: 1.0)):
+        with fencing.under(Hold(0, 1, until=0.0, clock=lambda: 1.0)):
             assert await api.types_at("web.example.com") == frozenset()
             with pytest.raises(FencedError):
                 await api.change("example.com", [Delete("web.example.com", "A")])

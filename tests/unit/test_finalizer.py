@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Key, Object
 from operator_app.apply import Outcome
 from operator_app.errors import ConflictError
 from operator_app.finalizer import is_held
-from operator_app.kinds import ENVOY_PROXY, FINALIZER, Key, Object
 from tests.unit.field_sets import entry
 from tests.unit.scripted_api import CONFLICT, NOT_FOUND, ScriptedApi, held, ok, proxy_of_team, refused, rooms
 

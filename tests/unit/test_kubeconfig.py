@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from operator_app.errors import ConfigurationError
-from operator_app.kubeconfig import Endpoint, ExecPlugin, endpoint
+from operator_app.kube.kubeconfig import Endpoint, ExecPlugin, endpoint
 
 SERVER = "https://api.example.org:6443"
 V1 = "client.authentication.k8s.io/v1"

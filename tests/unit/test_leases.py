@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operator_app import fence
 from operator_app.__main__ import main
+from operator_app.api.kinds import Object
 from operator_app.errors import FencedError
-from operator_app.fence import Hold
-from operator_app.kinds import Object
-from operator_app.leases import (
+from operator_app.kube import fencing
+from operator_app.kube.fencing import Hold
+from operator_app.sharding.hashing import shard_of
+from operator_app.sharding.leases import (
     ANNOTATION_SHARDS,
     LABEL_ROLE,
     Change,
@@ -27,7 +28,6 @@ from operator_app.leases import (
     shard_lease_name,
     targets,
 )
-from operator_app.sharding import shard_of
 from tests.unit.lease_world import NAMESPACE, TIMES, Replica, World
 
 STAMP = "2026-01-01T00:00:00.000000Z"
@@ -138,20 +138,20 @@ def test_tenants_are_spread_evenly_and_for_ever_the_same() -> None:
 def test_a_write_after_the_deadline_is_refused_however_late() -> None:
     """The deadline itself is too late, and so is any time after; before it, nothing is in the way."""
     moments = iter((9.999, 10.0, 1e9))
-    with fence.under(Hold(2, 7, until=10.0, clock=lambda: next(moments))):
-        fence.check()
+    with fencing.under(Hold(2, 7, until=10.0, clock=lambda: next(moments))):
+        fencing.check()
         for _ in range(2):
             with pytest.raises(FencedError, match="shard 2 in epoch 7"):
-                fence.check()
+                fencing.check()
 
 
 def test_work_without_a_shard_cannot_write_and_tools_can() -> None:
     """Inside the operator a right is needed; a command that nobody promised to be alone needs none."""
-    fence.check()
-    with fence.under(fence.NOBODY), pytest.raises(FencedError, match="work without a shard"):
-        fence.check()
-    with fence.under(fence.NOBODY), fence.under(Hold(0, 0, until=1.0, clock=lambda: 0.0)):
-        fence.check()
+    fencing.check()
+    with fencing.under(fencing.NOBODY), pytest.raises(FencedError, match="work without a shard"):
+        fencing.check()
+    with fencing.under(fencing.NOBODY), fencing.under(Hold(0, 0, until=1.0, clock=lambda: 0.0)):
+        fencing.check()
 
 
 def test_a_right_is_carried_only_as_long_as_its_work_lasts() -> None:
@@ -159,13 +159,13 @@ def test_a_right_is_carried_only_as_long_as_its_work_lasts() -> None:
     hold = Hold(0, 0, until=1.0, clock=lambda: 0.0)
 
     def crash() -> None:
-        with fence.under(hold), fence.under(hold):
-            assert (fence.carried(), hold.users) == (hold, 0)
+        with fencing.under(hold), fencing.under(hold):
+            assert (fencing.carried(), hold.users) == (hold, 0)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         crash()
-    assert fence.carried() is None
+    assert fencing.carried() is None
 
 
 # --- one replica ---------------------------------------------------------------------------------------------------
@@ -396,8 +396,8 @@ def test_a_shard_is_given_back_when_its_work_is_over() -> None:
     assert hold.is_valid
     hold.users -= 1
     (release,) = alone.due(Deed.RELEASE)
-    with fence.under(hold), pytest.raises(FencedError):
-        fence.check()  # no write may follow once the release is on its way
+    with fencing.under(hold), pytest.raises(FencedError):
+        fencing.check()  # no write may follow once the release is on its way
     assert release.body is not None
     assert "holderIdentity" not in release.body["spec"]
     had_left = alone.book.has_left

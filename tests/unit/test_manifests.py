@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from operator_app import kinds
+from operator_app.api import kinds
 from operator_app.app import RELEASE_TIMEOUT_S
 from operator_app.settings import Settings
 

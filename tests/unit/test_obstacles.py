@@ -2,9 +2,9 @@
 
 import pytest
 
-from operator_app.kinds import FIELD_MANAGER, Object
-from operator_app.obstacles import clearance, is_shadowed, without_shadows
-from operator_app.ownership import Difference, Drift, Path
+from operator_app.api.kinds import FIELD_MANAGER, Object
+from operator_app.ssa.fields import Difference, Drift, Path
+from operator_app.ssa.unblock import clearance, is_shadowed, without_shadows
 
 PORT_80 = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 10080}
 PORT_81 = PORT_80 | {"port": 81}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operator_app.kinds import Object
-from operator_app.ownership import Difference, Drift, Path, differences, dotted, fields_of, owners_of
+from operator_app.api.kinds import Object
+from operator_app.ssa.fields import Difference, Drift, Path, differences, dotted, fields_of, owners_of
 from tests.unit.field_sets import Shape, configuration, element, entry, field_set, stored
 
 TAKEN, OUTDATED, UNWANTED = Drift

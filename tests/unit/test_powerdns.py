@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pytest_httpx import HTTPXMock
 
+from operator_app.api.kinds import Key, Object
 from operator_app.apply import Outcome
 from operator_app.errors import (
     LONGEST_WAIT_S,
@@ -31,9 +32,9 @@ from operator_app.errors import (
     TransientError,
     UndecodableError,
 )
-from operator_app.kinds import Key, Object
-from operator_app.registration import Entry, Finding, Record, Registration
-from operator_app.registration.dns import (
+from operator_app.registration.plugins import GROUP, Factory
+from operator_app.registration.powerdns.client import Delete
+from operator_app.registration.powerdns.dns import (
     MAX_HOSTNAME_LENGTH,
     Address,
     AddressType,
@@ -43,9 +44,8 @@ from operator_app.registration.dns import (
     holder,
     place_of,
 )
-from operator_app.registration.installed import GROUP, Factory
-from operator_app.registration.powerdns import PowerDnsRegistry, connect
-from operator_app.registration.powerdns_api import Delete
+from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
+from operator_app.registration.registry import Entry, Finding, Record, Registration
 from operator_app.settings import Settings
 
 SERVER = "http://dns.example.net:8081"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operator_app.pressure import HALF_LIFE_S, LEAST_SHARE, Pressure
-from operator_app.workqueue import Priority
+from operator_app.controller.backpressure import HALF_LIFE_S, LEAST_SHARE, Pressure
+from operator_app.controller.workqueue import Priority
 
 
 def test_without_refusals_nobody_waits() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from operator_app.quantity import canonical, value_of
+from operator_app.api.quantity import canonical, value_of
 
 LARGEST = 2**63 - 1
 FACTORS = (

@@ -13,8 +13,8 @@ from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 
 from operator_app import status
+from operator_app.observability.metrics import Metrics
 from operator_app.settings import ENV_PREFIX, Settings
-from operator_app.telemetry import Metrics
 
 ROOT: Final = Path(__file__).parents[2]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -6,9 +6,9 @@ from typing import Final
 
 import pytest
 
-from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, Kind, Object, Value
-from operator_app.ownership import Drift, Path, differences
-from operator_app.reasons import MASKED, SHOWN_CHARACTERS, Reason, reasons, shown
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, Kind, Object, Value
+from operator_app.ssa.changes import MASKED, SHOWN_CHARACTERS, Reason, reasons, shown
+from operator_app.ssa.fields import Drift, Path, differences
 from tests.unit.field_sets import entry, stored
 
 SECRET: Final = Kind("", "v1", "Secret", "secrets")

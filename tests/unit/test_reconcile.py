@@ -11,13 +11,7 @@ import anyio
 import httpx2
 import pytest
 
-from operator_app.api import parse_spec
-from operator_app.apply import Outcome, Problem, Result
-from operator_app.deltas import Changed
-from operator_app.desired import children
-from operator_app.errors import ConflictError, TransientError
-from operator_app.events import Occurrence
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -29,12 +23,18 @@ from operator_app.kinds import (
     Kind,
     Object,
 )
+from operator_app.api.models import parse_spec
+from operator_app.apply import Outcome, Problem, Result
+from operator_app.desired import children
+from operator_app.errors import ConflictError, TransientError
+from operator_app.kube.deltas import Changed
+from operator_app.kube.events import Occurrence
 from operator_app.reconcile import PERSISTENT_AFTER, Reconciler
+from operator_app.registration.backoff import Patience, Respite
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
-from operator_app.registration.patience import Patience, Respite
 from operator_app.registration.registrar import Registrar, Registries
-from operator_app.verdict import DONE
+from operator_app.results import DONE
 from tests.unit.field_sets import entry, stored
 from tests.unit.scripted_api import (
     CONFLICT,

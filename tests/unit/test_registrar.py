@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from operator_app.api import RecordState
+from operator_app.api.kinds import Key, Object
+from operator_app.api.models import RecordState
 from operator_app.apply import Problem
-from operator_app.audit import FIXABLE, Finding, FindingKind, Survey, findings, table
 from operator_app.errors import ConfigurationError
-from operator_app.kinds import Key, Object
-from operator_app.registration import Entry as OutsideEntry
-from operator_app.registration import Record
-from operator_app.registration.installed import open_registries
+from operator_app.registration.audit import FIXABLE, Finding, FindingKind, Survey, findings, table
+from operator_app.registration.backoff import Patience
 from operator_app.registration.ledger import IN_CLUSTER, Entry, Name
-from operator_app.registration.patience import Patience
+from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
+from operator_app.registration.registry import Entry as OutsideEntry
+from operator_app.registration.registry import Record
 from operator_app.settings import Settings
 
 PROXY = Key("team-a", "checkout")

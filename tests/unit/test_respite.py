@@ -9,17 +9,17 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from operator_app import audit
-from operator_app.api import RecordState
+from operator_app.api.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Object
+from operator_app.api.models import RecordState
 from operator_app.apply import Outcome, Problem
-from operator_app.audit import outside_entries
 from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, ThrottledError, TransientError
-from operator_app.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Object
-from operator_app.registration import Entry, Finding, Record, Registration, registrar
+from operator_app.registration import audit, registrar
+from operator_app.registration.audit import outside_entries
+from operator_app.registration.backoff import Patience, Respite, RestError, Turn
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
-from operator_app.registration.patience import Patience, Respite, RestError, Turn
 from operator_app.registration.registrar import Registrar, Registries
+from operator_app.registration.registry import Entry, Finding, Record, Registration
 from tests.unit.field_sets import stored
 from tests.unit.scripted_api import Clock, Rooms, ScriptedApi, ok, rooms
 

@@ -11,13 +11,20 @@ import anyio
 import httpx2
 import pytest
 
-from operator_app import fence
-from operator_app.cluster import Cluster
-from operator_app.deltas import Changed, Listed
-from operator_app.fence import Hold
-from operator_app.kinds import LEASE, Object
-from operator_app.leases import ANNOTATION_SHARDS, LABEL_ROLE, Change, LeaseTimes, replica_lease_name, shard_lease_name
-from operator_app.shards import ShardKeeper
+from operator_app.api.kinds import LEASE, Object
+from operator_app.kube import fencing
+from operator_app.kube.client import Cluster
+from operator_app.kube.deltas import Changed, Listed
+from operator_app.kube.fencing import Hold
+from operator_app.sharding.elector import ShardKeeper
+from operator_app.sharding.leases import (
+    ANNOTATION_SHARDS,
+    LABEL_ROLE,
+    Change,
+    LeaseTimes,
+    replica_lease_name,
+    shard_lease_name,
+)
 from tests.unit.scripted_cluster import cluster_over
 
 pytestmark = pytest.mark.anyio
@@ -151,7 +158,7 @@ async def test_what_is_sent_later_does_not_hold_up_a_hand_over(tmp_path: Path) -
         await kept.until(Change.TAKEN)
         hold = kept.keeper.hold("team-a")
         assert hold is not None
-        with fence.under(hold):
+        with fencing.under(hold):
             with kept.keeper.working(hold):
                 kept.keeper.leave()
                 await anyio.sleep(4 * TIMES.retry_period_s)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from operator_app.deltas import Changed, Deleted, Listed
-from operator_app.kinds import CONFIG_MAP, SERVICE, Key, Object, key_of
-from operator_app.store import Store, version_of
+from operator_app.api.kinds import CONFIG_MAP, SERVICE, Key, Object, key_of
+from operator_app.kube.deltas import Changed, Deleted, Listed
+from operator_app.kube.store import Store, version_of
 
 A, B = Key("n", "a"), Key("n", "b")
 

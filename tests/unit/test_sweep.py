@@ -9,12 +9,12 @@ from typing import Final
 import httpx2
 import pytest
 
-from operator_app.cluster import Cluster
-from operator_app.deltas import Changed, Deleted
+from operator_app.api.kinds import CONFIG_MAP, Key, Object, key_of
+from operator_app.controller.resync import Missed, sweep
 from operator_app.errors import TransientError
-from operator_app.kinds import CONFIG_MAP, Key, Object, key_of
-from operator_app.store import Store
-from operator_app.sweep import Missed, sweep
+from operator_app.kube.client import Cluster
+from operator_app.kube.deltas import Changed, Deleted
+from operator_app.kube.store import Store
 from tests.unit.scripted_cluster import cluster_over
 
 pytestmark = pytest.mark.anyio

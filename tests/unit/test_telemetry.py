@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from operator_app.errors import ConfigurationError
-from operator_app.telemetry import (
+from operator_app.observability.metrics import (
     LOOP_STUCK_AFTER_S,
     OTHER_TENANTS,
     TENANT_LABELS,

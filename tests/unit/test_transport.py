@@ -11,10 +11,10 @@ import httpx2
 import pytest
 import trustme
 
-from operator_app import transport
 from operator_app.errors import ConfigurationError
-from operator_app.kubeconfig import Endpoint, ExecPlugin
-from operator_app.transport import AuthorizedTransport, ExecToken, TokenFile, credentials, tls_context
+from operator_app.kube import transport
+from operator_app.kube.kubeconfig import Endpoint, ExecPlugin
+from operator_app.kube.transport import AuthorizedTransport, ExecToken, TokenFile, credentials, tls_context
 
 pytestmark = pytest.mark.anyio
 SERVER = "https://api.example.org"

@@ -12,8 +12,7 @@ import anyio.lowlevel
 import httpx2
 import pytest
 
-from operator_app.cluster import Cluster
-from operator_app.deltas import Changed, Deleted, Delta, Listed
+from operator_app.api.kinds import CONFIG_MAP, Kind, Object
 from operator_app.errors import (
     ForbiddenError,
     GoneError,
@@ -24,8 +23,9 @@ from operator_app.errors import (
     TransientError,
     UndecodableError,
 )
-from operator_app.kinds import CONFIG_MAP, Kind, Object
-from operator_app.watch import Complete, Ended, Failed, Happening, Listing, Watching, WatchTimes, after, follow
+from operator_app.kube.client import Cluster
+from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
+from operator_app.kube.watch import Complete, Ended, Failed, Happening, Listing, Watching, WatchTimes, after, follow
 from tests.unit.scripted_cluster import kubeconfig_in
 
 TIMES = WatchTimes(timeout_s=300, idle_timeout_s=0.01, healthy_after_s=10, backoff_base_s=1, backoff_cap_s=30)

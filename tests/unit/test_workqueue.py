@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from operator_app.kinds import Key
-from operator_app.workqueue import Limits, Priority, WorkQueue
+from operator_app.api.kinds import Key
+from operator_app.controller.workqueue import Limits, Priority, WorkQueue
 
 USER, REPAIR, SWEEP = Priority
 LIMITS = Limits(

@@ -14,7 +14,7 @@ from typing import Any, Final, NewType
 
 import msgspec
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 
 WRITE_VERBS: Final = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 

@@ -19,7 +19,7 @@ from typing import Final, Protocol, Self
 import httpx2
 import yaml
 
-from operator_app.kinds import Key, Object, key_of
+from operator_app.api.kinds import Key, Object, key_of
 from tests.e2e.controlplane import components
 from tests.e2e.controlplane.audit import AuditLog, AuditUnavailableError, policy
 from tests.e2e.controlplane.build import Report, built_binary

@@ -11,7 +11,7 @@ from typing import Final
 import trustme
 import yaml
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 from tests.e2e.kube import Kube, kubeconfig_context
 
 ADMIN: Final = "admin"

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPACE, SERVICE, Key, Object
 from operator_app.desired import child_key
-from operator_app.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPACE, SERVICE, Key, Object
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from operator_app.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION
+from operator_app.api.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION
 from tests.e2e.faults.plan import EVENT_VERB, Asked, Fault, FaultKind, Plan, Point
 
 _ELSEWHERE = frozenset({PROXY_REGISTRATION.kind, HOSTNAME_CLAIM.kind})

@@ -15,7 +15,16 @@ from typing import Final, Self
 
 import httpx2
 
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Kind, Object, key_of
+from operator_app.api.kinds import (
+    CHILD_KINDS,
+    ENVOY_PROXY,
+    HOSTNAME_CLAIM,
+    PROXY_REGISTRATION,
+    Key,
+    Kind,
+    Object,
+    key_of,
+)
 from tests.e2e.kube import Kube, path_of
 
 ELSEWHERE: Final = (PROXY_REGISTRATION, HOSTNAME_CLAIM)

@@ -17,10 +17,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from operator_app.kinds import CHILD_KINDS, ENVOY_PROXY, EVENT, HOSTNAME_CLAIM, LEASE, NAMESPACE, PROXY_REGISTRATION
+from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, EVENT, HOSTNAME_CLAIM, LEASE, NAMESPACE, PROXY_REGISTRATION
 
 EVENT_VERB: Final = "event"
-"""The verb of a point that is an event in a watch stream; the other verbs are those of ``operator_app.cluster``."""
+"""The verb of a point that is an event in a watch stream; the other verbs are those of ``operator_app.kube.client``."""
 
 WRITES: Final = frozenset({"apply", "create", "update", "patch", "delete"})
 
@@ -138,7 +138,7 @@ def points_in_all(recordings: Iterable[Iterable[Point]]) -> tuple[Point, ...]:
 
 
 def asked(method: str, target: str, content_type: str) -> Asked:
-    """What an HTTP request asks of the API server, in the verbs of ``operator_app.cluster``.
+    """What an HTTP request asks of the API server, in the verbs of ``operator_app.kube.client``.
 
     https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-uris
     """

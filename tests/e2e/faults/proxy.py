@@ -23,7 +23,7 @@ import yaml
 from anyio.from_thread import start_blocking_portal
 from anyio.streams.tls import TLSListener, TLSStream
 
-from operator_app.kubeconfig import endpoint
+from operator_app.kube.kubeconfig import endpoint
 from tests.e2e.faults.answers import DELAY_S, Break, StreamEditor, phrase, refusal
 from tests.e2e.faults.ledger import Ledger, Tell
 from tests.e2e.faults.plan import KILLS, Asked, Fault, FaultKind, Plan, asked

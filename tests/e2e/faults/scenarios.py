@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from operator_app.desired import child_key
-from operator_app.envoy import CONFIG_FILE
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -21,6 +19,8 @@ from operator_app.kinds import (
     Key,
     Object,
 )
+from operator_app.desired import child_key
+from operator_app.envoy.bootstrap import CONFIG_FILE
 from tests.e2e.kube import Kube
 from tests.e2e.proxies import a_proxy
 

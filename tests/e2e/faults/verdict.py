@@ -7,9 +7,7 @@ the live object, and the status is recomputed from the numbers that the Deployme
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from operator_app.api import parse_spec
-from operator_app.desired import child_key, children
-from operator_app.kinds import (
+from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     FIELD_MANAGER,
@@ -20,6 +18,8 @@ from operator_app.kinds import (
     Object,
     Value,
 )
+from operator_app.api.models import parse_spec
+from operator_app.desired import child_key, children
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry
 from tests.e2e.faults.mirror import ELSEWHERE, Address, View

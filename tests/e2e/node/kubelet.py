@@ -13,7 +13,7 @@ import anyio
 import httpx2
 from anyio.abc import TaskGroup
 
-from operator_app.kinds import Key, Object
+from operator_app.api.kinds import Key, Object
 from tests.e2e.node import names
 from tests.e2e.node.client import Mirror, open_client
 from tests.e2e.node.network import NetworkUnavailableError, PodNetwork, SubnetInUseError

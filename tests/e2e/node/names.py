@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 
 DOMAIN: Final = "svc.cluster.local"
 TTL_S: Final = 1

@@ -12,7 +12,7 @@ from typing import Any, Final
 import anyio
 import httpx2
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 
 log = logging.getLogger(__name__)
 

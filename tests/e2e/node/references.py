@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 
 Source = Callable[[str, str], Object | None]
 """``(kind, name)`` to the ConfigMap or Secret of that name in the Pod's namespace, or None."""

@@ -9,7 +9,7 @@ from typing import Final
 import anyio
 import httpx2
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 from tests.e2e.node.client import MERGE, request
 from tests.e2e.node.status import timestamp
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 
 WAITING_TO_START = {"waiting": {"reason": "ContainerCreating"}}
 

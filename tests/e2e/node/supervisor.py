@@ -17,7 +17,7 @@ import anyio
 import httpx2
 from anyio.abc import Process
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 from tests.e2e.node import container as containers
 from tests.e2e.node.probes import http_get, is_healthy, verdicts
 from tests.e2e.node.references import MissingError, Source, UnsupportedError, environment

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 from tests.e2e.node.container import ENVOY, envoy_arguments, mounts
 
 

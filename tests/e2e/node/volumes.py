@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from operator_app.kinds import Object
+from operator_app.api.kinds import Object
 from tests.e2e.node.references import MissingError, Source, UnsupportedError, field_value, source_data
 
 TokenSource = Callable[[str | None, int], Awaitable[str]]

@@ -11,7 +11,7 @@ from typing import Final
 
 import httpx
 
-from operator_app.kinds import Value
+from operator_app.api.kinds import Value
 from tests.e2e.powerdns.install import SCHEMA, installed
 from tests.e2e.powerdns.query import resolve
 

@@ -1,0 +1,191 @@
+"""The CustomResourceDefinitions, derived from the models of ``api.py``. Pure.
+
+It owns how a pydantic model becomes a *structural schema* (no ``$ref``, no ``title``, no ``null``) and what the API
+server needs beside it: names, printer columns, subresources. What a user may write does not belong here.
+
+``python -m operator_app crd`` prints what :func:`crds` returns; ``manifests/crd`` holds it file by file.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import yaml
+
+from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Kind, Object
+from operator_app.api.models import ApiModel, EnvoyProxy, HostnameClaim, ProxyRegistration
+
+_ABSENT: Final[tuple[object, ...]] = (None, [], {})
+
+
+def crds() -> tuple[Object, ...]:
+    """Every CustomResourceDefinition of the operator by its name, in the order of the files; the same on every call."""
+    return (
+        _crd(
+            ENVOY_PROXY,
+            EnvoyProxy,
+            short_name="eproxy",
+            categories=["all", "edge"],
+            subresources={
+                "status": {},
+                "scale": {
+                    "specReplicasPath": ".spec.replicas",
+                    "statusReplicasPath": ".status.replicas",
+                    "labelSelectorPath": ".status.selector",
+                },
+            },
+            columns=[
+                _condition_column("Ready", "status", "Whether the proxy is as declared, available and registered."),
+                _condition_column("Available", "status", "Whether enough proxies are ready."),
+                _column("Replicas", ".status.readyReplicas", "Proxies that are ready.", type_="integer"),
+                _column("Address", ".status.address", "Where clients reach the proxy."),
+                _column("Age", ".metadata.creationTimestamp", "Time since the object was created.", type_="date"),
+                _condition_column("Reason", "reason", "Why Ready is what it is.") | {"priority": 1},
+            ],
+        ),
+        _crd(
+            HOSTNAME_CLAIM,
+            HostnameClaim,
+            short_name="ehost",
+            categories=["edge"],
+            subresources={},
+            columns=[
+                _column("Namespace", ".spec.proxy.namespace", "Namespace of the EnvoyProxy that has the hostname."),
+                _column("Proxy", ".spec.proxy.name", "The EnvoyProxy that has the hostname."),
+                _column("Age", ".metadata.creationTimestamp", "Time since the hostname was taken.", type_="date"),
+            ],
+        ),
+        _crd(
+            PROXY_REGISTRATION,
+            ProxyRegistration,
+            short_name="eproxyreg",
+            categories=["edge"],
+            subresources={"status": {}},
+            columns=[
+                _column("Proxy", ".spec.proxy.name", "The EnvoyProxy that is registered."),
+                _column("Namespace", ".spec.proxy.namespace", "Namespace of the EnvoyProxy."),
+                _column("Hostname", ".spec.hostname", "Name under which the proxy is registered."),
+                _column("Address", ".spec.address", "Where clients reach the proxy."),
+                _column("State", ".spec.state", "Why there is a record."),
+                _column("Age", ".metadata.creationTimestamp", "Time since the record was created.", type_="date"),
+                _column("Registry", ".spec.registry", "Who publishes the hostname.") | {"priority": 1},
+            ],
+        ),
+    )
+
+
+def to_yaml(objects: Iterable[Object]) -> str:
+    """``objects`` as one YAML stream, byte for byte the same for equal input."""
+    return yaml.safe_dump_all(objects, explicit_start=True, sort_keys=False, width=110, allow_unicode=True)
+
+
+def structural_schema(model: type[ApiModel]) -> Object:
+    """The schema of ``model`` as the API server takes it.
+
+    Follows the rules for structural schemas of ``apiextensions.k8s.io/v1``: every node has a type, nothing is a
+    reference, null is not a value (an absent field is absent). A default stands where the model has one that says
+    something: None and empty collections mean absent.
+    """
+    schema = model.model_json_schema()
+    return _structural(schema, schema.pop("$defs", {}))
+
+
+def _crd(
+    kind: Kind,
+    model: type[ApiModel],
+    *,
+    short_name: str,
+    categories: list[str],
+    subresources: Object,
+    columns: list[Object],
+) -> Object:
+    version: Object = {
+        "name": kind.version,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": _object_schema(kind, model)},
+        "additionalPrinterColumns": columns,
+    }
+    if subresources:
+        version["subresources"] = subresources
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.plural}.{kind.group}"},
+        "spec": {
+            "group": kind.group,
+            "scope": "Namespaced" if kind.namespaced else "Cluster",
+            "names": {
+                "kind": kind.kind,
+                "listKind": f"{kind.kind}List",
+                "plural": kind.plural,
+                "singular": kind.kind.lower(),
+                "shortNames": [short_name],
+                "categories": categories,
+            },
+            "versions": [version],
+        },
+    }
+
+
+def _object_schema(kind: Kind, model: type[ApiModel]) -> Object:
+    schema = structural_schema(model)
+    schema["properties"] = {
+        "apiVersion": {"type": "string", "description": f"Group and version of the object: {kind.api_version}."},
+        "kind": {"type": "string", "description": f"Kind of the object: {kind.kind}."},
+        "metadata": {"type": "object"},
+        **schema["properties"],
+    }
+    return schema
+
+
+def _column(name: str, path: str, description: str, *, type_: str = "string") -> Object:
+    return {"name": name, "type": type_, "description": description, "jsonPath": path}
+
+
+def _condition_column(name: str, member: str, description: str) -> Object:
+    condition = "Ready" if name == "Reason" else name
+    return _column(name, f'.status.conditions[?(@.type=="{condition}")].{member}', description)
+
+
+def _structural(node: Object, definitions: Object) -> Object:
+    node = _resolved(node, definitions)
+    node.pop("title", None)
+    default = _without_absent(node.pop("default", None))
+    if default not in _ABSENT:
+        node["default"] = default
+    if "description" in node:
+        node = {"description": " ".join(node.pop("description").split()), **node}
+    if "properties" in node:
+        node["properties"] = {name: _structural(value, definitions) for name, value in node["properties"].items()}
+    for member in ("items", "additionalProperties"):
+        if member in node:
+            node[member] = _structural(node[member], definitions)
+    if node.get("type") == "array":
+        # A list is one value, replaced as a whole, unless the model says that it is a map.
+        node.setdefault("x-kubernetes-list-type", "atomic")
+    if node.get("x-kubernetes-int-or-string"):
+        del node["type"]
+        node["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    return node
+
+
+def _resolved(node: Object, definitions: Object) -> Object:
+    """``node`` with its reference, or the one alternative beside null, in its place.
+
+    What a field says about itself goes before what its type says.
+    """
+    node = dict(node)
+    while "$ref" in node or "anyOf" in node:
+        if "$ref" in node:
+            target = definitions[node.pop("$ref").removeprefix("#/$defs/")]
+        else:
+            (target,) = (option for option in node.pop("anyOf") if option.get("type") != "null")
+        node = target | node
+    return node
+
+
+def _without_absent(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    members = ((name, _without_absent(member)) for name, member in value.items())
+    return {name: member for name, member in members if member not in _ABSENT}

@@ -1,0 +1,1 @@
+"""Which proxy is reconciled when, and by how many workers."""

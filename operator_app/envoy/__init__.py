@@ -1,0 +1,1 @@
+"""EnvoyProxy spec to Envoy configuration. Pure."""

@@ -1,0 +1,1 @@
+"""The Kubernetes API server: client, watches, the store of what they deliver, and Events."""

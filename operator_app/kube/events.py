@@ -1,0 +1,120 @@
+"""Kubernetes Events about proxies: few, aggregated, and never in the way of a round.
+
+One Event object stands for all occurrences of the same reason about the same proxy and child; it is created once and
+counted up in its ``series`` (events.k8s.io/v1). Its name is derived from what it is about, so a restart goes on
+counting where the last life stopped. Events are best effort: what can't be delivered is dropped and logged.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal, NoReturn
+
+import anyio
+import structlog
+
+from operator_app.api.kinds import EVENT, FIELD_MANAGER, Key, Object
+from operator_app.errors import ConflictError, OperatorError
+from operator_app.kube import fencing
+from operator_app.kube.client import Cluster
+from operator_app.kube.fencing import Hold
+
+log = structlog.get_logger(__name__)
+
+BACKLOG: Final = 1000
+"""Occurrences that may wait to be sent; more are dropped."""
+
+NOTE_BYTES: Final = 1024
+"""The API server's limit on ``note`` (k8s.io/kubernetes, pkg/apis/core/validation/events.go), in UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Something worth telling about ``proxy``. ``about`` tells occurrences of one reason apart, such as a child's kind.
+
+    ``reason`` and ``action`` are CamelCase, ``note`` is a sentence for people.
+    """
+
+    proxy: Object
+    type: Literal["Normal", "Warning"]
+    reason: str
+    action: str
+    about: str
+    note: str
+
+
+class EventRecorder:
+    """Takes occurrences at once and sends them one after the other. ``now`` gives aware UTC."""
+
+    def __init__(self, cluster: Cluster, *, instance: str, now: Callable[[], datetime]) -> None:
+        self._cluster = cluster
+        self._instance = instance
+        self._now = now
+        self._send, self._receive = anyio.create_memory_object_stream[tuple[Occurrence, Hold | None]](BACKLOG)
+
+    def record(self, occurrence: Occurrence) -> None:
+        """Queue an occurrence, to be sent on the right to write of whoever records it; never waits, never raises."""
+        try:
+            self._send.send_nowait((occurrence, fencing.carried()))
+        except anyio.WouldBlock:
+            log.warning("event_dropped", reason=occurrence.reason, note=occurrence.note)
+
+    async def run(self) -> NoReturn:
+        """Send what is queued, until cancelled; the recorder is of no use after that."""
+        with self._send, self._receive:
+            while True:
+                occurrence, hold = await self._receive.receive()
+                try:
+                    with fencing.under(hold):
+                        await self._tell(occurrence)
+                except OperatorError as error:
+                    log.warning("event_failed", reason=occurrence.reason, error=str(error))
+
+    async def _tell(self, occurrence: Occurrence) -> None:
+        event = self._event(occurrence)
+        try:
+            await self._cluster.create(EVENT, event)
+        except ConflictError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            await self._count_up(Key(event["metadata"]["namespace"], event["metadata"]["name"]))
+
+    async def _count_up(self, key: Key) -> None:
+        live = await self._cluster.get(EVENT, key)
+        if live is None:
+            return  # it expired in between; the next occurrence makes a new one
+        count = (live.get("series") or {}).get("count", 1) + 1
+        series = {"count": count, "lastObservedTime": self._micro_time()}
+        pinned = {"resourceVersion": live["metadata"]["resourceVersion"]}
+        await self._cluster.merge_patch(EVENT, key, {"metadata": pinned, "series": series})
+
+    def _event(self, occurrence: Occurrence) -> Object:
+        metadata = occurrence.proxy["metadata"]
+        identity = "/".join((metadata["uid"], occurrence.reason, occurrence.about))
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {
+                "namespace": metadata["namespace"],
+                "name": f"{metadata['name']}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}",
+            },
+            "eventTime": self._micro_time(),
+            "type": occurrence.type,
+            "reason": occurrence.reason,
+            "action": occurrence.action,
+            "note": occurrence.note.encode()[:NOTE_BYTES].decode(errors="ignore"),
+            "regarding": {
+                "apiVersion": occurrence.proxy["apiVersion"],
+                "kind": occurrence.proxy["kind"],
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+            },
+            "reportingController": FIELD_MANAGER,
+            "reportingInstance": self._instance,
+        }
+
+    def _micro_time(self) -> str:
+        """A ``MicroTime``, which has six digits of a second even when they are zero."""
+        return self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")

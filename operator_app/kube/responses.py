@@ -1,0 +1,250 @@
+"""What the API server's answers mean: from bytes to objects, pages and watch events, or to one of our errors.
+
+Pure: it neither sends nor receives, and knows no HTTP library. A refusal reaches a client in many shapes (a JSON
+``Status``, a proxy's HTML page, plain text, nothing at all), so the body is read for what it holds, whatever its
+Content-Type claims. Retrying does not belong here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import mktime_tz, parsedate_tz
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+import msgspec
+
+from operator_app.api.kinds import Key, Kind, Object
+from operator_app.errors import (
+    Cause,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    OperatorError,
+    ThrottledError,
+    TransientError,
+    UndecodableError,
+)
+
+_MAX_SENTENCE: Final = 1000
+"""Characters of the server's own message that are kept: a refused CRD-sized object can be quoted in full there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some objects of a list. All pages of one list show the cluster at the same ``resource_version``.
+
+    ``continue_token`` asks for the next page; it is empty on the last one.
+    """
+
+    items: list[Object]
+    resource_version: str
+    continue_token: str
+
+    @property
+    def last(self) -> bool:
+        """Whether the list ends with this page."""
+        return not self.continue_token
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One line of a watch. A BOOKMARK's object holds its ``metadata`` only: how far the watch has come."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+    object: Object
+
+    @property
+    def resource_version(self) -> str:
+        """Where a watch resumes after this event."""
+        version: str = self.object["metadata"]["resourceVersion"]
+        return version
+
+
+class _Line(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _MetadataOnly(msgspec.Struct):
+    metadata: dict[str, Any]
+
+
+class _Cause(msgspec.Struct):
+    reason: str | None = None
+    message: str | None = None
+    field: str | None = None
+
+
+class _Details(msgspec.Struct, rename="camel"):
+    name: str | None = None
+    kind: str | None = None
+    causes: list[_Cause] | None = None
+    retry_after_seconds: float | None = None
+
+
+class _Status(msgspec.Struct):
+    """``metav1.Status``, as far as decisions need it; every part may be missing or null."""
+
+    kind: str | None = None
+    code: int | None = None
+    reason: str | None = None
+    message: str | None = None
+    details: _Details | None = None
+
+
+_STATUS: Final = msgspec.json.Decoder(_Status)
+_LINE: Final = msgspec.json.Decoder(_Line)
+_METADATA_ONLY: Final = msgspec.json.Decoder(_MetadataOnly)
+
+
+def object_in(body: bytes, kind: Kind, key: Key | None) -> Object:
+    """The object that is the answer. Raises ``UndecodableError`` when it is not one."""
+    decoded = _decoded(body, kind, key)
+    if not _is_object(decoded):
+        raise UndecodableError("the API server's answer is no Kubernetes object", kind=kind, key=key)
+    return decoded
+
+
+def page_in(body: bytes, kind: Kind) -> Page:
+    """The page that is the answer. Raises ``UndecodableError`` when it is not one.
+
+    Items of built-in lists come without ``apiVersion`` and ``kind``; here every object has them.
+    """
+    decoded = _decoded(body, kind, None)
+    try:
+        items: list[Object] = decoded["items"] or []
+        for item in items:
+            item["apiVersion"], item["kind"] = kind.api_version, kind.kind
+        metadata = decoded["metadata"]
+        return Page(items, metadata["resourceVersion"], metadata.get("continue", ""))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UndecodableError("the API server's answer is no list", kind=kind) from error
+
+
+def watch_event(line: bytes, kind: Kind) -> WatchEvent:
+    """The event that a line of a watch is.
+
+    Raises what a ``Status`` in an ERROR event stands for (a 500 if it has no code), and ``UndecodableError`` for
+    anything that is no event: cut JSON, an unknown type, an object without a resourceVersion.
+    https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
+    """
+    try:
+        event = _LINE.decode(line)
+        match event.type:
+            case "ERROR":
+                raise refusal(_status(bytes(event.object)).code or 500, {}, bytes(event.object), kind=kind)
+            case "BOOKMARK":
+                metadata = _METADATA_ONLY.decode(event.object).metadata
+                obj: Any = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+            case _:
+                obj = msgspec.json.decode(event.object)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UndecodableError("a line of the watch is not JSON of an event", kind=kind) from error
+    match event.type:
+        case "ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK" if _is_object(obj):
+            return WatchEvent(event.type, obj)
+        case _:
+            raise UndecodableError(f"a line of the watch is no event known here (type {event.type})", kind=kind)
+
+
+def _decoded(body: bytes, kind: Kind, key: Key | None) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UndecodableError("the API server's answer is not a JSON object", kind=kind, key=key) from error
+
+
+def _is_object(decoded: object) -> bool:
+    """Whether this can be addressed and ordered: it has metadata with a resourceVersion."""
+    match decoded:
+        case {"metadata": {"resourceVersion": str()}}:
+            return True
+        case _:
+            return False
+
+
+def refusal(  # noqa: PLR0911 - one return per class of refusal
+    status_code: int, headers: Mapping[str, str], body: bytes, *, kind: Kind, key: Key | None = None
+) -> OperatorError:
+    """The error that an answer other than 2xx stands for; never raises itself.
+
+    ``headers`` must look names up without regard to case, or hold lower-case names.
+
+    Classified by status code, ``Status.reason`` and ``Status.details`` alone:
+    https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md#response-status-kind
+    """
+    status = _status(body)
+    details = status.details or _Details()
+    causes = tuple(
+        Cause(field=cause.field or "", reason=cause.reason or "", message=cause.message or "")
+        for cause in details.causes or ()
+    )
+    sentence = _sentence(status_code, status, headers)
+    reason = status.reason or _phrase(status_code)
+    if any(cause.reason == "ResourceVersionTooLarge" for cause in causes):
+        # etcd went back to an older state (a restored backup); like 410, only a fresh list leads on from here.
+        return GoneError(sentence, kind=kind, key=key)
+    match status_code:
+        case 401 | 403:
+            terminating = any(cause.reason == "NamespaceTerminating" for cause in causes)
+            return ForbiddenError("NamespaceTerminating" if terminating else reason, sentence, kind=kind, key=key)
+        case 404:
+            return NotFoundError(_absent(details, key), sentence, kind=kind, key=key)
+        case 409:
+            return ConflictError(sentence, kind=kind, key=key, reason=reason, causes=causes)
+        case 410:
+            return GoneError(sentence, kind=kind, key=key)
+        case 429:
+            return ThrottledError(sentence, kind=kind, key=key, retry_after_s=_retry_after_s(headers, details))
+        case code if code < 400 or code == 408 or code >= 500:
+            return TransientError(sentence, kind=kind, key=key, retry_after_s=_retry_after_s(headers, details))
+        case _:
+            return InvalidError(reason, sentence, kind=kind, key=key, causes=causes)
+
+
+def _status(body: bytes) -> _Status:
+    try:
+        status = _STATUS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _Status()
+    return status if status.kind == "Status" else _Status()
+
+
+def _absent(details: _Details, key: Key | None) -> str:
+    """What a 404 says is missing; a kind that is not served gets a plain 404 from the router, without details."""
+    if not details.name:
+        return "KindNotServed"
+    if details.kind == "namespaces" and key is not None and details.name == key.namespace != key.name:
+        return "NamespaceNotFound"
+    return "NotFound"
+
+
+def _retry_after_s(headers: Mapping[str, str], details: _Details) -> float | None:
+    """Seconds to wait, from ``Retry-After`` (RFC 9110 section 10.2.3) or else ``details.retryAfterSeconds``.
+
+    A date counts from the answer's own ``Date``, so the clocks of server and operator need not agree.
+    """
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return float(value)
+    until, sent = parsedate_tz(value), parsedate_tz(headers.get("date", ""))
+    if until is not None and sent is not None:
+        return max(0.0, float(mktime_tz(until) - mktime_tz(sent)))
+    return details.retry_after_seconds or None
+
+
+def _sentence(status_code: int, status: _Status, headers: Mapping[str, str]) -> str:
+    if status.message:
+        return f"the API server answered {status_code}: {status.message[:_MAX_SENTENCE]}"
+    content_type = headers.get("content-type", "no content type")
+    return f"the API server answered {status_code} without a Status ({content_type})"
+
+
+def _phrase(status_code: int) -> str:
+    """A CamelCase reason for a refusal that brought none."""
+    try:
+        return "".join(word.capitalize() for word in HTTPStatus(status_code).phrase.replace("-", " ").split())
+    except ValueError:
+        return f"Http{status_code}"

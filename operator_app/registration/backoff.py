@@ -1,0 +1,163 @@
+"""How long an outside registry is left alone after it failed: as a whole, and about one proxy. Pure.
+
+This is apart from the workqueue's backoff, so that a registry that is down delays nothing but itself: rounds go on, and
+children are repaired at once. In the pause the last problem stands.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from operator_app.apply import Outcome, Problem
+from operator_app.errors import TransientError
+from operator_app.registration.registry import Record, Registration
+
+REST_BASE_S: Final = 0.5
+REST_CAP_S: Final = 10.0
+"""No rest is longer than this, unless the registry asks for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    record: Record
+    problem: Problem
+    failures: int
+    until_mono: float
+    is_asked_for: bool
+
+
+class Patience:
+    """Pauses by UID: ``min(cap_s, base_s * 2 ** (failures - 1))`` seconds, of which the second half is random.
+
+    ``rand`` gives numbers in [0, 1). A pause ends early when the record changes, unless the registry asked for it
+    (``retry_after_s``), in which case it is at least that long. A terminal problem pauses by ``cap_s`` at once.
+    Memory is proportional to the records that fail.
+    """
+
+    def __init__(self, *, base_s: float, cap_s: float, rand: Callable[[], float]) -> None:
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._rand = rand
+        self._pauses: dict[str, _Pause] = {}
+
+    def pause(self, record: Record, *, now_mono: float) -> Registration | None:
+        """What to answer without asking the registry; ``None``: ask it."""
+        pause = self._pauses.get(record.uid)
+        if pause is None or pause.until_mono <= now_mono or (pause.record != record and not pause.is_asked_for):
+            return None
+        return Registration(Outcome.SKIPPED, pause.problem, again_after_s=pause.until_mono - now_mono)
+
+    def failed(
+        self, record: Record, problem: Problem, *, now_mono: float, asked_s: float | None = None
+    ) -> Registration:
+        """Begin a pause because of ``problem``, and give the answer for it. ``asked_s`` is the registry's own wish."""
+        failures = self._failures(record)
+        step_s = self._cap_s if problem.is_terminal else self._step_s(failures)
+        pause_s = max(self._with_chance(step_s), asked_s or 0.0)
+        self._pauses[record.uid] = _Pause(record, problem, failures + 1, now_mono + pause_s, asked_s is not None)
+        return Registration(Outcome.SKIPPED, problem, again_after_s=pause_s)
+
+    def put_off(self, record: Record, problem: Problem, *, now_mono: float, rest_s: float) -> Registration:
+        """As :meth:`failed`, of a record about which a resting registry was not asked: it comes back behind the rest.
+
+        It falls behind as if it had failed, but for the first time, so that an edit waits for the rest alone.
+        """
+        failures = self._failures(record)
+        pause_s = max(self._with_chance(self._step_s(failures - 1)) if failures else 0.0, rest_s)
+        self._pauses[record.uid] = _Pause(record, problem, failures + 1, now_mono + pause_s, is_asked_for=False)
+        return Registration(Outcome.SKIPPED, problem, again_after_s=pause_s)
+
+    def _failures(self, record: Record) -> int:
+        last = self._pauses.get(record.uid)
+        return 0 if last is None or last.record != record else last.failures
+
+    def _step_s(self, failures: int) -> float:
+        return self._base_s * 2.0 ** min(failures, 60)
+
+    def _with_chance(self, step_s: float) -> float:
+        return min(self._cap_s, step_s) * (1 + self._rand()) / 2
+
+    def forget(self, uid: str) -> None:
+        """The registry has answered about this proxy, or there is nothing to ask any more."""
+        self._pauses.pop(uid, None)
+
+
+class RestError(TransientError):
+    """A resting registry was not asked; the sentence is that of its failure. It may be asked in ``rest_s`` seconds."""
+
+    def __init__(self, message: str, *, rest_s: float) -> None:
+        super().__init__(message)
+        self.rest_s = rest_s
+
+
+@dataclass(slots=True)
+class _Rest:
+    message: str
+    failures: int
+    step_s: float
+    until_mono: float
+    is_tried: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The right to one call; ``rest`` is what it tries to end, ``None`` where the registry works."""
+
+    registry: str
+    rest: _Rest | None
+
+
+class Respite:
+    """Rests by registry, so that one that hangs costs one timeout for each rest, however many proxies need it.
+
+    After a failure no call is let through for ``min(cap_s, base_s * 2 ** (failures - 1))`` seconds, of which the second
+    half is random, and for as long as the registry asked. Then one call at a time is, until one ends the rest by a
+    success, or begins a longer one by a failure. Failures of calls that were under way together count once. An answer
+    that is neither, such as the refusal of one name, changes nothing.
+
+    ``rand`` gives numbers in [0, 1). Memory is proportional to the registries.
+    """
+
+    def __init__(self, *, rand: Callable[[], float], base_s: float = REST_BASE_S, cap_s: float = REST_CAP_S) -> None:
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._rand = rand
+        self._rests: dict[str, _Rest] = {}
+
+    def turn(self, registry: str, *, now_mono: float) -> Turn:
+        """The right to call ``registry`` now, to be given back with :meth:`over`; raises ``RestError`` in a rest."""
+        rest = self._rests.get(registry)
+        if rest is None:
+            return Turn(registry, None)
+        left_s = rest.until_mono - now_mono
+        if left_s > 0 or rest.is_tried:
+            # Nobody knows how long the call that tries will take.
+            raise RestError(rest.message, rest_s=left_s if left_s > 0 else self._with_chance(rest.step_s))
+        rest.is_tried = True
+        return Turn(registry, rest)
+
+    def succeeded(self, turn: Turn) -> None:
+        """The registry has done what it was asked."""
+        self._rests.pop(turn.registry, None)
+
+    def failed(self, turn: Turn, message: str, *, now_mono: float, asked_s: float | None = None) -> float:
+        """The registry gave no answer, or none but that it can't. Returns the seconds that it rests from now on.
+
+        ``asked_s`` is the registry's own wish.
+        """
+        known = self._rests.get(turn.registry)
+        if known is None or known is turn.rest:
+            failures = 0 if known is None else known.failures
+            step_s = min(self._cap_s, self._base_s * 2.0 ** min(failures, 60))
+            known = _Rest(message, failures + 1, step_s, now_mono + self._with_chance(step_s))
+            self._rests[turn.registry] = known
+        known.until_mono = max(known.until_mono, now_mono + (asked_s or 0.0))
+        return known.until_mono - now_mono
+
+    def over(self, turn: Turn) -> None:
+        """The call has ended, however it did; where that has decided nothing, the next one may try."""
+        if turn.rest is not None:
+            turn.rest.is_tried = False
+
+    def _with_chance(self, step_s: float) -> float:
+        return step_s * (1 + self._rand()) / 2

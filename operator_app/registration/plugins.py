@@ -1,0 +1,82 @@
+"""Outside registries as they are installed: found by entry point, opened at start, closed at the end.
+
+A company adds its own registry without a fork, by a package with an entry point in the group
+``operator_app.registries``::
+
+    [project.entry-points."operator_app.registries"]
+    our-dns = "our_package.dns:open_registry"
+
+The entry point's name is the registry's name, a DNS label. What it names is called once with the operator's
+``Settings``, without ``await``, and returns an async context manager that gives a
+:class:`operator_app.registration.registry.Registry`; its clients and credentials live as long as the context. It may
+raise ``ConfigurationError`` with one sentence, on the call or on entering. It need not reach its system at start: what
+fails later is for ``TransientError``. What else it has to be told (an address, a credential's file) it reads itself.
+
+The registry ``in-cluster`` is the ledger and nothing outside, so it is not among them.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+import anyio.to_thread
+
+from operator_app.errors import ConfigurationError
+from operator_app.registration.ledger import IN_CLUSTER
+from operator_app.registration.registrar import Registries
+from operator_app.registration.registry import Registry
+from operator_app.settings import Settings
+
+GROUP: Final = "operator_app.registries"
+
+SHIPPED: Final = (EntryPoint("powerdns", "operator_app.registration.powerdns.registry:connect", GROUP),)
+"""Registries of this package: found from a checkout too, where no entry point is installed."""
+
+Factory = Callable[[Settings], AbstractAsyncContextManager[Registry]]
+
+
+@asynccontextmanager
+async def open_registries(settings: Settings) -> AsyncGenerator[Registries]:
+    """The registries that ``settings`` name, open while the context lasts.
+
+    Raises ``ConfigurationError`` when one of them is not installed, can't be loaded or does not open.
+    """
+    names = sorted({settings.registry, *settings.registries} - {IN_CLUSTER})
+    async with AsyncExitStack() as stack:
+        outside: dict[str, Registry] = {}
+        for name in names:
+            factory = await anyio.to_thread.run_sync(_load, name)
+            try:
+                outside[name] = await stack.enter_async_context(factory(settings))
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                # Whatever somebody's package raises, the person who starts the operator needs one sentence.
+                message = f"the registry {name} does not open: {_told(error)}"
+                raise ConfigurationError(message) from error
+        yield Registries(outside, settings.registry)
+
+
+def _load(name: str) -> Factory:
+    found = {(each.name, each.value): each for each in (*SHIPPED, *entry_points(group=GROUP))}
+    of_that_name = [each for each in found.values() if each.name == name]
+    if not of_that_name:
+        known = ", ".join(sorted({IN_CLUSTER, *(each.name for each in found.values())}))
+        raise ConfigurationError(f"no registry {name} is installed; there are: {known}")
+    if len(of_that_name) > 1:
+        rivals = " and ".join(sorted(each.value for each in of_that_name))
+        raise ConfigurationError(f"the registry {name} is installed twice, as {rivals}; uninstall one")
+    (entry_point,) = of_that_name
+    try:
+        factory: Any = entry_point.load()
+    except Exception as error:
+        message = f"the registry {name} can't be loaded from {entry_point.value}: {_told(error)}"
+        raise ConfigurationError(message) from error
+    if not callable(factory):
+        raise ConfigurationError(f"the registry {name} is no factory: {entry_point.value} can't be called")
+    return factory  # type: ignore[no-any-return]
+
+
+def _told(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,1 @@
+"""The registry that publishes hostnames through PowerDNS."""

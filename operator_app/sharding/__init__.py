@@ -1,0 +1,1 @@
+"""Which replica reconciles which namespaces: hashing, Leases, election."""

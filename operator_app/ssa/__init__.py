@@ -1,0 +1,1 @@
+"""Server-side apply: what ``managedFields`` says, without I/O."""

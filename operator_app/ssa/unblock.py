@@ -1,0 +1,152 @@
+"""What stands in the way of a declaration, and what keeps hold of it behind our back. Pure.
+
+A forced apply takes fields, and never removes what is somebody else's. Twice that is not enough.
+
+*Obstacles.* Some foreign parts can't stand beside ours, so that the API server refuses the merged object:
+
+* an item of a keyed list with the *name* of one of ours, under another key. A Service port whose number somebody
+  changed is to server-side apply a new port of theirs, with the name of the old one;
+* another member of a *choice*: ``value`` where we declare ``valueFrom``, ``exec`` where we declare ``httpGet``.
+
+*Shadows.* Two entries of ``managedFields`` own our fields without being us or anybody else: ``before-first-apply``,
+to which the API server gives everything once somebody has wiped the list, and our own name as an *updater*, which is
+how obstacles are removed. What a shadow owns would outlive our giving it up.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from operator_app.api.kinds import FIELD_MANAGER, Object, Value
+from operator_app.ssa.fields import Difference, Drift, Fields, Path, fields_of, has_key, key_fields
+
+_SHADOWS: Final = frozenset({"before-first-apply", FIELD_MANAGER})
+_NOT_CONTENTS: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
+
+
+def clearance(desired: Object, live: Object, differences: Iterable[Difference]) -> Object | None:
+    """A merge patch (RFC 7396) that puts our declaration in the place of its obstacles; ``None`` where there are none.
+
+    Whatever is foreign and no obstacle stays. Taken fields come back in the same patch, so that a Pod template changes
+    once and not twice.
+    """
+    before = {name: value for name, value in live.items() if name not in _NOT_CONTENTS}
+    after = copy.deepcopy(before)
+    is_clear = True
+    for difference in differences:
+        if difference.drift is Drift.TAKEN:
+            is_clear &= not _remove_obstacles(desired, after, live, difference.path)
+    return None if is_clear else _merge_patch(before, after)
+
+
+def is_shadowed(live: Object, *, subresource: str = "") -> bool:
+    """Whether a shadow owns any of our fields of ``live``, or of its ``subresource``."""
+    entries = live["metadata"].get("managedFields", ())
+    has_shadow = any(_is_shadow(entry, subresource) for entry in entries)
+    return has_shadow and without_shadows(live, subresource=subresource) != list(entries)
+
+
+def without_shadows(live: Object, *, subresource: str = "") -> list[Object]:
+    """The ``managedFields`` of ``live`` in which shadows own nothing of ours.
+
+    They go on owning what else they have: a foreign annotation that nobody owned would vanish with our last one.
+    """
+    ours = fields_of(live, subresource=subresource)
+    entries = []
+    for entry in live["metadata"].get("managedFields", ()):
+        is_shadow = _is_shadow(entry, subresource)
+        left = _without(entry.get("fieldsV1") or {}, ours) if is_shadow else entry.get("fieldsV1")
+        if left or not is_shadow:
+            entries.append(entry | {"fieldsV1": left})
+    return entries
+
+
+def _is_shadow(entry: Mapping[str, Any], subresource: str) -> bool:
+    is_update = entry.get("operation") == "Update" and entry.get("subresource", "") == subresource
+    return is_update and entry.get("manager") in _SHADOWS
+
+
+def _without(owned: Fields, ours: Fields) -> Fields:
+    """What is in one field set and not in ours. Items of ours are ours as a whole, or they could not be removed."""
+    left = {}
+    for element, inner in owned.items():
+        if element not in ours:
+            left[element] = inner
+        elif element.startswith("f:") and inner and ours[element]:
+            rest = _without(inner, ours[element])
+            if rest:
+                left[element] = rest
+    return {} if left.keys() == {"."} else left
+
+
+def _remove_obstacles(desired: Object, after: Object, live: Object, path: Path) -> bool:
+    """Put what is declared at ``path`` in the place of its obstacles in ``after``; returns whether there were any."""
+    *steps, last = path
+    around = _at(after, steps)
+    declared_around = _at(desired, steps)
+    if isinstance(around, list) and isinstance(declared_around, list):
+        return _remove_namesakes(declared_around, around, tuple(key_fields(last)))
+    if not isinstance(around, dict) or not isinstance(declared_around, dict):
+        return False
+    name = last[2:]
+    if not last.startswith("f:") or name not in declared_around:
+        return False
+    declared, found = declared_around[name], around.get(name)
+    if isinstance(declared, list) and isinstance(found, list) and (key_names := _key_names(live, path)):
+        return _remove_namesakes(declared, found, key_names)
+    others = () if name in around else around.keys() - declared_around.keys()
+    for other in others:
+        del around[other]
+    around[name] = declared
+    return bool(others)
+
+
+def _remove_namesakes(declared: list[Value], items: list[Value], key_names: tuple[str, ...]) -> bool:
+    """Replace items that bear a declared name under another key than declared."""
+    if not key_names or not all(isinstance(item, dict) for item in (*declared, *items)):
+        return False
+    keys = [{name: item.get(name) for name in key_names} for item in declared]
+    names = {item["name"] for item in declared if "name" in item}
+
+    def is_namesake(item: Object) -> bool:
+        return item.get("name") in names and not any(has_key(item, key) for key in keys)
+
+    if not any(map(is_namesake, items)):
+        return False
+    missing = [item for item, key in zip(declared, keys, strict=True) if not any(has_key(each, key) for each in items)]
+    items[:] = [*(item for item in items if not is_namesake(item)), *missing]
+    return True
+
+
+def _key_names(live: Object, path: Path) -> tuple[str, ...]:
+    """The key fields of the list at ``path``, as any manager's field set spells them."""
+    for entry in live["metadata"].get("managedFields", ()):
+        found: Mapping[str, Any] = entry.get("fieldsV1") or {}
+        for element in path:
+            found = found.get(element) or {}
+        for element in found:
+            if element.startswith("k:"):
+                return tuple(key_fields(element))
+    return ()
+
+
+def _at(value: Value, steps: Iterable[str]) -> Value:
+    for step in steps:
+        if step.startswith("k:") and isinstance(value, list):
+            value = next((item for item in value if has_key(item, key_fields(step))), None)
+        elif step.startswith("f:") and isinstance(value, dict):
+            value = value.get(step[2:])
+        else:
+            return None
+    return value
+
+
+def _merge_patch(before: Object, after: Object) -> Object:
+    patch: Object = dict.fromkeys(before.keys() - after.keys())
+    for name, value in after.items():
+        known = before.get(name)
+        if isinstance(value, dict) and isinstance(known, dict) and value != known:
+            patch[name] = _merge_patch(known, value)
+        elif value != known:
+            patch[name] = value
+    return patch
