@@ -47,7 +47,8 @@ IMPOSSIBLE_VERSION: Final = "1"
 """A resourceVersion that no stored object has: etcd's own first revision precedes every write.
 
 An apply that carries it is an atomic create-only. The API server checks a resourceVersion against an existing object
-before anything else and ignores it where there is none (``tests/e2e/test_cluster_contract.py`` holds it to that).
+before anything else and ignores it where there is none (``tests/e2e/api_server/test_client_contract.py`` holds it to
+that).
 """
 
 

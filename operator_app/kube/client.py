@@ -1,9 +1,9 @@
 """The one doorway to the Kubernetes API: plain dicts in and out, our own errors, and nothing tried twice.
 
 lightkube builds the requests (paths, parameters, bodies) and owns the HTTP clients; answers are read here. The version
-of lightkube is pinned because inner parts of it are used, and ``tests/e2e/test_cluster_contract.py`` holds them, and
-every claim below about the server, against a real API server. Deciding what to write, retrying and caching do not
-belong here.
+of lightkube is pinned because inner parts of it are used, and ``tests/e2e/api_server/test_client_contract.py`` holds
+them, and every claim below about the server, against a real API server. Deciding what to write, retrying and caching do
+not belong here.
 """
 
 import functools

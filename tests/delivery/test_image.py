@@ -15,7 +15,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 SUITE: Final = "bookworm"
 """A Debian release whose python3 is new enough (3.11)."""
 

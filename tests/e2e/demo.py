@@ -36,8 +36,8 @@ from operator_app.desired import child_key, selector_labels
 from operator_app.ssa.fields import dotted, owners_of
 from tests.e2e.kube import POD, KubeError, wait_until
 from tests.e2e.proxies import holds, record_key
-from tests.e2e.shipped import MANIFESTS
 from tests.e2e.stage import EXPECTED_ERRORS, Stage, StageError, borrowed_stage, local_stage, sentence
+from tests.paths import MANIFESTS
 
 SAMPLE: Final = MANIFESTS / "samples" / "checkout.yaml"
 PROXY: Final = Key("team-a", "checkout")

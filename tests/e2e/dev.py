@@ -23,8 +23,8 @@ from typing import Final
 
 from tests.e2e.controlplane.build import KUBERNETES_VERSION, cache_directory
 from tests.e2e.stage import EXPECTED_ERRORS, StageError, local_stage, sentence
+from tests.paths import ROOT
 
-REPOSITORY: Final = Path(__file__).parents[2]
 STOP_TIMEOUT_S: Final = 60.0
 POLL_INTERVAL_S: Final = 0.1
 
@@ -34,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.dev", description=__doc__)
     parser.add_argument("command", nargs="?", default="start", choices=("start", "stop", "serve"))
     command = parser.parse_args().command
-    place = Place(REPOSITORY)
+    place = Place(ROOT)
     try:
         {"start": start, "stop": stop, "serve": serve}[command](place)
     except KeyboardInterrupt:
@@ -127,7 +127,7 @@ def _background_process(place: Place) -> subprocess.Popen[bytes]:
     with place.log.open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.e2e.dev", "serve"],
-            cwd=REPOSITORY,
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -6,8 +6,8 @@ from typing import Final
 from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import Kube, apply_manifest
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
+from tests.paths import MANIFESTS
 
-MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 CRDS: Final = tuple(sorted((MANIFESTS / "crd").glob("*.operator-app.dev.yaml")))
 IDENTITY: Final = tuple(MANIFESTS / "base" / name for name in ("namespace.yaml", "service-account.yaml", "rbac.yaml"))
 

@@ -23,8 +23,8 @@ from operator_app.kube.deltas import Changed
 from operator_app.kube.store import Store
 from operator_app.ssa.contention import Breaker, BreakerTimes
 from operator_app.status import StatusWriter
-from tests.unit.field_sets import configuration, entry, field_set, stored
-from tests.unit.scripted_cluster import cluster_over
+from tests.unit.kube.scripted_client import cluster_over
+from tests.unit.ssa.field_sets import configuration, entry, field_set, stored
 
 PROXY_UID = "proxy-uid"
 SETTLE_S = 2.0

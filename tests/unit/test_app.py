@@ -11,7 +11,7 @@ import structlog
 from operator_app.app import _refuse_unknown_namespaces, _warn_of_settings
 from operator_app.errors import ConfigurationError
 from operator_app.settings import Settings
-from tests.unit.scripted_cluster import cluster_over
+from tests.unit.kube.scripted_client import cluster_over
 
 pytestmark = pytest.mark.anyio
 

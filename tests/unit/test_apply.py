@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from operator_app.api.kinds import CONFIG_MAP, Key, Object
 from operator_app.apply import IMPOSSIBLE_VERSION, Action, Claim, Outcome, Plan, Result, Standing, child_of, plan
 from operator_app.errors import ConflictError, TransientError
-from tests.unit.field_sets import entry, stored
 from tests.unit.scripted_api import (
     CONFLICT,
     NOT_FOUND,
@@ -23,6 +22,7 @@ from tests.unit.scripted_api import (
     repaired,
     rooms,
 )
+from tests.unit.ssa.field_sets import entry, stored
 
 pytestmark = pytest.mark.anyio
 

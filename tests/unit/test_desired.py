@@ -15,7 +15,7 @@ from operator_app.api.models import parse_spec
 from operator_app.api.quantity import canonical
 from operator_app.desired import child_key, children, owner_reference, proxy_key, selector_labels
 from operator_app.envoy import bootstrap
-from tests.unit.field_sets import kubernetes
+from tests.unit.ssa.field_sets import kubernetes
 
 UID = "5d1b2f1e-0000-4000-8000-000000000001"
 SPEC: Object = {

@@ -9,8 +9,8 @@ from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Key, Object
 from operator_app.apply import Outcome
 from operator_app.errors import ConflictError
 from operator_app.finalizer import is_held
-from tests.unit.field_sets import entry
 from tests.unit.scripted_api import CONFLICT, NOT_FOUND, ScriptedApi, held, ok, proxy_of_team, refused, rooms
+from tests.unit.ssa.field_sets import entry
 
 pytestmark = pytest.mark.anyio
 

@@ -35,7 +35,6 @@ from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.results import DONE
-from tests.unit.field_sets import entry, stored
 from tests.unit.scripted_api import (
     CONFLICT,
     NOT_FOUND,
@@ -53,6 +52,7 @@ from tests.unit.scripted_api import (
     rooms,
     told,
 )
+from tests.unit.ssa.field_sets import entry, stored
 
 pytestmark = pytest.mark.anyio
 

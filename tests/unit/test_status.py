@@ -14,8 +14,8 @@ from operator_app.apply import Outcome, Problem, Result
 from operator_app.errors import ConflictError
 from operator_app.ssa.contention import Contention
 from operator_app.status import Observation, Rollout, is_told, is_verified, next_status, rollout_of
-from tests.unit.field_sets import entry, field_set
 from tests.unit.scripted_api import CONFLICT, SETTLE_S, ScriptedApi, ok, proxy_of_team, rooms, told, with_status
+from tests.unit.ssa.field_sets import entry, field_set
 
 NOW = datetime(2026, 7, 2, 3, 4, 5, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

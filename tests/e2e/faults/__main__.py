@@ -22,8 +22,8 @@ from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.faults.table import counts, page, unreached
 from tests.e2e.kube import Kube
 from tests.e2e.shipped import CRDS, operator_identity
+from tests.paths import ROOT
 
-ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = ROOT / "docs" / "reliability.md"
 QUIET_S: Final = 20.0
 SWEEP_INTERVAL_S: Final = 6.0

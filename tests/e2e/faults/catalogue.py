@@ -80,8 +80,8 @@ def starts() -> Iterable[Run]:
 
     Without Namespaces the operator does not begin and without Leases it holds no shard, so that the work is done shows
     that these watches have healed, too. One operator runs at a time: what two would do with wrong Leases is shown by a
-    test with two replicas, in ``tests/e2e/test_faults.py``. Single reads and writes of Leases, and the one look at a
-    Namespace, are outside of the campaign, and so are watch events of both kinds.
+    test with two replicas, in ``tests/e2e/faults/test_campaign.py``. Single reads and writes of Leases, and the one
+    look at a Namespace, are outside of the campaign, and so are watch events of both kinds.
 
     After a 429 the operator puts looking at what it has served before off by up to two minutes, so with that fault only
     declarations wait that were never served.

@@ -40,8 +40,9 @@ they show that a sweep heals, and not how soon: by default there is one every {d
 At starts of the operator the first list and the first watch go wrong of every kind that it follows, HostnameClaims,
 Namespaces and Leases included. Outside of the campaign is what else is about no proxy: reads and writes of single
 Leases, the look at each Namespace that the settings name, and the watch events of both kinds. One operator runs at a
-time, so no run could show two holders of a Lease: with two replicas, `tests/e2e/test_faults.py` tries lists and watches
-of Leases that go wrong, and `tests/e2e/test_leases.py` and `make bench-failover` kill and stop replicas.
+time, so no run could show two holders of a Lease: with two replicas, `tests/e2e/faults/test_campaign.py` tries lists
+and watches of Leases that go wrong, and `tests/e2e/sharding/test_leases.py` and `make bench-failover` kill and stop
+replicas.
 
 A point that every recording reached and that no attempt reaches again is shown as *not reached*, and then `make faults`
 fails, as it does when a run did not survive.

@@ -1,11 +1,10 @@
 """The README says what the code says: settings, metrics, reasons, and the tests that prove its promises.
 
-``python -m tests.unit.test_readme`` writes the table of settings anew.
+``python -m tests.unit.project.test_readme`` writes the table of settings anew.
 """
 
 import ast
 import re
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -15,10 +14,10 @@ from prometheus_client.metrics import MetricWrapperBase
 from operator_app import status
 from operator_app.observability.metrics import Metrics
 from operator_app.settings import ENV_PREFIX, Settings
+from tests.paths import ROOT
 
-ROOT: Final = Path(__file__).parents[2]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
-SETTINGS: Final = re.compile(r"(?<=<!-- settings, written by tests/unit/test_readme.py -->\n).*?(?=<!-- /)", re.DOTALL)
+SETTINGS: Final = re.compile(r"(?<=<!-- settings, written by test_readme.py -->\n).*?(?=<!-- /)", re.DOTALL)
 
 
 def settings_table() -> str:
@@ -96,7 +95,7 @@ def test_the_settings_table_is_the_class() -> None:
     """Names, defaults and meanings are those of Settings, all of them and in their order."""
     found = SETTINGS.search(README)
     assert found
-    assert found[0] == settings_table(), "python -m tests.unit.test_readme writes it"
+    assert found[0] == settings_table(), "python -m tests.unit.project.test_readme writes it"
 
 
 def test_every_metric_is_listed_and_no_other() -> None:

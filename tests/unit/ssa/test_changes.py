@@ -9,7 +9,7 @@ import pytest
 from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, Kind, Object, Value
 from operator_app.ssa.changes import MASKED, SHOWN_CHARACTERS, Reason, reasons, shown
 from operator_app.ssa.fields import Drift, Path, differences
-from tests.unit.field_sets import entry, stored
+from tests.unit.ssa.field_sets import entry, stored
 
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
 ENV: Final[Path] = (

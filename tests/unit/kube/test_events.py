@@ -13,7 +13,7 @@ import pytest
 
 from operator_app.api.kinds import Object
 from operator_app.kube.events import BACKLOG, NOTE_BYTES, EventRecorder, Occurrence
-from tests.unit.scripted_cluster import cluster_over
+from tests.unit.kube.scripted_client import cluster_over
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,4 @@
-"""What ``envoy.py`` promises of the configuration as data; ``tests/e2e/test_envoy_config.py`` shows it to Envoy."""
+"""What ``envoy.py`` promises of the configuration as data; ``tests/e2e/envoy/test_bootstrap.py`` shows it to Envoy."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from operator_app.api.models import ADMIN_PORT, READINESS_PORT, EnvoyProxySpec, Listener, Route, RouteMatch
 from operator_app.envoy import bootstrap
 from operator_app.errors import TerminalError
-from tests.unit import envoy_cases as cases
+from tests.unit.envoy import cases
 
 ACCEPTED = cases.accepted()
 

@@ -12,8 +12,8 @@ from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import SERVICE_ACCOUNT, Kube, kind_of
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.proxies import a_proxy, condition, leave_nothing, wait_reconciled
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
 IDENTITY = "operator-namespaced"
 

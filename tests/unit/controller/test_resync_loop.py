@@ -18,7 +18,7 @@ from operator_app.kube.deltas import Changed
 from operator_app.observability.metrics import Health, Metrics
 from operator_app.registration.registrar import Registries
 from operator_app.settings import Settings
-from tests.unit.scripted_cluster import cluster_over
+from tests.unit.kube.scripted_client import cluster_over
 
 pytestmark = pytest.mark.anyio
 

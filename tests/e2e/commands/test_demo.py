@@ -20,12 +20,12 @@ from tests.e2e.node import StandInNode
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 from tests.e2e.shipped import CRDS, IDENTITY
 from tests.e2e.stage import objects_in
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
     bool(os.environ.get("E2E_KUBECONFIG")), reason="the demo removes what it makes: it is tried on clusters of its own"
 )
 
-ROOT: Final = Path(__file__).parents[2]
 DEMO: Final = (sys.executable, "-m", "tests.e2e.demo", "--quiet-seconds=3")
 DEV: Final = (sys.executable, "-m", "tests.e2e.dev")
 

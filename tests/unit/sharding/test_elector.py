@@ -25,7 +25,7 @@ from operator_app.sharding.leases import (
     replica_lease_name,
     shard_lease_name,
 )
-from tests.unit.scripted_cluster import cluster_over
+from tests.unit.kube.scripted_client import cluster_over
 
 pytestmark = pytest.mark.anyio
 

@@ -47,6 +47,7 @@ from operator_app.registration.powerdns.dns import (
 from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
 from operator_app.registration.registry import Entry, Finding, Record, Registration
 from operator_app.settings import Settings
+from tests.paths import ROOT
 
 SERVER = "http://dns.example.net:8081"
 ZONE = f"{SERVER}/api/v1/servers/localhost/zones/example.com."
@@ -462,7 +463,7 @@ FACTORY: Factory = connect
 
 def test_the_package_announces_it() -> None:
     """The entry point in pyproject.toml leads to the factory, so an installed operator has the registry by its name."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     value = project["entry-points"][GROUP]["powerdns"]
     assert EntryPoint("powerdns", value, GROUP).load() is FACTORY
 

@@ -17,9 +17,9 @@ import pytest
 from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, NAMESPACE, Key, Kind, Object
 from tests.e2e.controlplane import OPERATOR_NAMESPACE, AuditLog, Cluster, ControlPlane, cluster, service_account_user
 from tests.e2e.kube import POD, REPLICA_SET, SERVICE_ACCOUNT, Kube, KubeError, kubeconfig_context, wait_until
+from tests.paths import ROOT
 
 ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
-REPOSITORY = Path(__file__).parents[2]
 
 
 def config_map(namespace: str, name: str, **data: str) -> Object:
@@ -75,7 +75,7 @@ def _answers(server: str) -> bool:
 def _up() -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """``python -m tests.e2e.controlplane up`` once it is up, and its kubeconfig."""
     command = [sys.executable, "-m", "tests.e2e.controlplane", "up"]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             yield process, Path(process.stdout.readline().strip().removeprefix("KUBECONFIG="))

@@ -28,7 +28,7 @@ from operator_app.sharding.leases import (
     shard_lease_name,
     targets,
 )
-from tests.unit.lease_world import NAMESPACE, TIMES, Replica, World
+from tests.unit.sharding.lease_world import NAMESPACE, TIMES, Replica, World
 
 STAMP = "2026-01-01T00:00:00.000000Z"
 

@@ -24,7 +24,7 @@ import pytest
 
 from operator_app.api.models import ADMIN_PORT, EnvoyProxySpec
 from operator_app.envoy import bootstrap
-from tests.unit import envoy_cases as cases
+from tests.unit.envoy import cases
 
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent)) or shutil.which("envoy")
 pytestmark = pytest.mark.skipif(ENVOY is None, reason="no envoy beside the interpreter or on PATH")

@@ -20,8 +20,8 @@ from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.registration.registry import Entry, Finding, Record, Registration
-from tests.unit.field_sets import stored
 from tests.unit.scripted_api import Clock, Rooms, ScriptedApi, ok, rooms
+from tests.unit.ssa.field_sets import stored
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,9 @@ from tests import api_cases
 from tests.api_cases import BOUNDS, CASES, HOSTILE, NAME_CASE, TEXT_MEMBERS, Case, edited, proxy, with_fragment
 from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import Kube, KubeError, path_of
+from tests.paths import MANIFESTS
 
-SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
+SAMPLES = MANIFESTS / "samples"
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -11,8 +10,8 @@ import yaml
 from operator_app.api import kinds
 from operator_app.app import RELEASE_TIMEOUT_S
 from operator_app.settings import Settings
+from tests.paths import MANIFESTS
 
-MANIFESTS: Final = Path(__file__).resolve().parents[2] / "manifests"
 Manifest = dict[str, Any]
 
 EDGE: Final = kinds.GROUP

@@ -26,7 +26,7 @@ from operator_app.errors import (
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
 from operator_app.kube.watch import Complete, Ended, Failed, Happening, Listing, Watching, WatchTimes, after, follow
-from tests.unit.scripted_cluster import kubeconfig_in
+from tests.unit.kube.scripted_client import kubeconfig_in
 
 TIMES = WatchTimes(timeout_s=300, idle_timeout_s=0.01, healthy_after_s=10, backoff_base_s=1, backoff_cap_s=30)
 LONG, SHORT = 1000.0, 0.001

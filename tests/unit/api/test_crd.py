@@ -1,7 +1,6 @@
 """The CRDs are what the models say, in the form that the API server takes."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from operator_app.api.crd import crds, to_yaml
 from operator_app.api.kinds import ENVOY_PROXY, GROUP, PROXY_REGISTRATION, Object
 from operator_app.api.models import EnvoyProxySpec, EnvoyProxyStatus, parse_spec
 from tests.api_cases import CASES, NAME_CASE, proxy
+from tests.paths import MANIFESTS
 
-MANIFESTS = Path(__file__).parents[2] / "manifests"
 ENVOY_PROXY_CRD, HOSTNAME_CLAIM_CRD, PROXY_REGISTRATION_CRD = crds()
 
 

@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 LOCKS: Final = sorted(path.stem for path in (ROOT / "requirements").glob("*.txt"))
 
 # Each pattern is written so that it does not match its own line.

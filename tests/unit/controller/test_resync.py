@@ -15,7 +15,7 @@ from operator_app.errors import TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted
 from operator_app.kube.store import Store
-from tests.unit.scripted_cluster import cluster_over
+from tests.unit.kube.scripted_client import cluster_over
 
 pytestmark = pytest.mark.anyio
 

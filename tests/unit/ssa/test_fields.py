@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from operator_app.api.kinds import Object
 from operator_app.ssa.fields import Difference, Drift, Path, differences, dotted, fields_of, owners_of
-from tests.unit.field_sets import Shape, configuration, element, entry, field_set, stored
+from tests.unit.ssa.field_sets import Shape, configuration, element, entry, field_set, stored
 
 TAKEN, OUTDATED, UNWANTED = Drift
 Json = Any
