@@ -25,7 +25,7 @@ class Queue(Protocol):
     def add(self, key: Key, lane: str, priority: Priority, *, now: float) -> None:
         """Want a round of ``key``."""
 
-    def take(self, now: float) -> Key | None:
+    def get(self, now: float) -> Key | None:
         """The next key."""
 
     def done(self, key: Key, *, now: float) -> None:
@@ -45,7 +45,7 @@ class Fifo:
             self._known.add(key)
             self._keys.append(key)
 
-    def take(self, now: float) -> Key | None:  # noqa: ARG002  # a FIFO has no time
+    def get(self, now: float) -> Key | None:  # noqa: ARG002  # a FIFO has no time
         """The key that waits longest."""
         return self._keys.popleft() if self._keys else None
 
@@ -55,7 +55,7 @@ class Fifo:
 
 
 def measured(new_queue: Callable[[], Queue], keys: list[Key]) -> tuple[float, float, float]:
-    """Nanoseconds per key of add, add again, and take with done."""
+    """Nanoseconds per key of add, add again, and get with done."""
     queue = new_queue()
     gc.collect()
     gc.disable()
@@ -67,7 +67,7 @@ def measured(new_queue: Callable[[], Queue], keys: list[Key]) -> tuple[float, fl
         queue.add(key, key.namespace, Priority.REPAIR, now=1.0)
     again = time.perf_counter_ns()
     taken = 0
-    while (next_key := queue.take(2.0)) is not None:
+    while (next_key := queue.get(2.0)) is not None:
         queue.done(next_key, now=2.0)
         taken += 1
     finished = time.perf_counter_ns()
@@ -83,7 +83,7 @@ def main() -> None:
     queues: dict[str, Callable[[], Queue]] = {"FIFO": Fifo, "lanes": lambda: WorkQueue(Limits(), rand=lambda: 0.5)}
     write = sys.stdout.write
     write(f"{count:,} keys; ns per key, best of {PASSES}\n")
-    write(f"{'queue':<8}{'lanes':>7}{'add':>9}{'add again':>11}{'take+done':>11}{'life':>9}{'x FIFO':>9}\n")
+    write(f"{'queue':<8}{'lanes':>7}{'add':>9}{'add again':>11}{'get+done':>11}{'life':>9}{'x FIFO':>9}\n")
     for lanes in (1, 1000):
         keys = [Key(f"team-{number % lanes}", f"proxy-{number}") for number in range(count)]
         fifo_life = 0.0

@@ -70,7 +70,7 @@ def fill_store(model: dict[Kind, Object], proxies: int) -> object:
     """That many proxies in the operator's store."""
     store = Store({kind: lambda _: None for kind in KINDS})
     for kind, obj in copies(model, proxies):
-        store.take(Changed(kind, obj))
+        store.apply_delta(Changed(kind, obj))
     return store
 
 
@@ -99,7 +99,7 @@ def seconds_per_read(model: dict[Kind, Object], reads: int = 2000) -> tuple[floa
     """Seconds for reading one family from the store, and for copying one from decoded objects."""
     store = Store({kind: lambda _: None for kind in KINDS})
     for kind, obj in copies(model, 1):
-        store.take(Changed(kind, obj))
+        store.apply_delta(Changed(kind, obj))
     addresses = [(kind, store.keys(kind)[0]) for kind in KINDS]
     begun = time.perf_counter()
     for _ in range(reads):

@@ -1,6 +1,6 @@
 """Wiring: the rooms, the tasks that connect them, and the order in which they stop.
 
-Watches feed the store, news in the store feeds the queue, the dispatcher takes keys and runs rounds. Nothing here
+Watches feed the store, news in the store feeds the queue, the pool takes keys and runs rounds. Nothing here
 decides what a round does.
 """
 
@@ -37,10 +37,10 @@ from operator_app.api.kinds import (
     key_of,
 )
 from operator_app.apply import Applier, Outcome
-from operator_app.controller.backpressure import Pressure
+from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.drift_events import Reporter
 from operator_app.controller.resync import sweep
-from operator_app.controller.workers import Dispatcher
+from operator_app.controller.workers import WorkerPool
 from operator_app.controller.workqueue import Limits, Priority
 from operator_app.desired import controller_uid, proxy_key
 from operator_app.errors import ConfigurationError, FencedError, OperatorError, TransientError
@@ -54,16 +54,16 @@ from operator_app.kube.watch import QUIET_S, WatchTimes, follow
 from operator_app.observability.metrics import Health, Metrics, serving
 from operator_app.reconcile import Reconciler
 from operator_app.registration.audit import FindingKind, findings, outside_entries, survey_of
-from operator_app.registration.backoff import Patience, Respite
+from operator_app.registration.backoff import Backoff, CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger, proxy_of
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registrar, Registries
-from operator_app.results import Verdict
+from operator_app.results import ReconcileResult
 from operator_app.settings import Settings
-from operator_app.sharding.elector import SELECTOR, ShardKeeper
-from operator_app.sharding.leases import Change, LeaseTimes
-from operator_app.ssa.contention import Breaker, BreakerTimes
+from operator_app.sharding.elector import SELECTOR, Elector
+from operator_app.sharding.leases import LeaseTimes, ShardTransition
+from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
 
 log = structlog.get_logger(__name__)
@@ -111,14 +111,14 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
     Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration or registry,
     or when the HTTP port is taken.
     """
-    metrics, health, pressure = Metrics(), Health(), Pressure()
+    metrics, health, backpressure = Metrics(), Health(), Backpressure()
     replica = settings.replica_name or _replica_name(settings)
 
     def observe(request: Request, code: int | None, duration_s: float) -> None:
         metrics.requests.labels(request.verb, request.kind.kind, str(code) if code else "none").inc()
         metrics.request_seconds.labels(request.verb).observe(duration_s)
         if code == HTTPStatus.TOO_MANY_REQUESTS:
-            pressure.refused(now_mono=time.monotonic())
+            backpressure.refused(now_mono=time.monotonic())
 
     def before_write(request: Request) -> None:
         if request.kind == LEASE:
@@ -145,8 +145,8 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
             log.info("started", namespace=settings.namespace, http_port=port, replica=replica)
             _warn_of_settings(settings)
             await _refuse_unknown_namespaces(cluster, settings)
-            with fencing.under(fencing.NOBODY):
-                await Operator(settings, cluster, metrics, health, pressure, registries, replica=replica).run()
+            with fencing.holding(fencing.NO_TOKEN):
+                await Operator(settings, cluster, metrics, health, backpressure, registries, replica=replica).run()
             log.info("stopped")
 
 
@@ -216,7 +216,7 @@ class Operator:
         cluster: Cluster,
         metrics: Metrics,
         health: Health,
-        pressure: Pressure,
+        backpressure: Backpressure,
         registries: Registries,
         *,
         replica: str,
@@ -225,27 +225,27 @@ class Operator:
         self._cluster = cluster
         self._metrics = metrics
         self._health = health
-        self._pressure = pressure
+        self._backpressure = backpressure
         self._store = Store(INDEXES)
         self._scopes: frozenset[str | None] = frozenset(settings.namespaces or (None,))
         # Namespaces are cluster-scoped: who may serve only some of them need not be allowed to watch them.
         self._watched = tuple(kind for kind in INDEXES if kind != NAMESPACE or not settings.namespaces)
         self._begun: set[str | None] = set()
-        self._dispatcher = Dispatcher(
+        self._workers = WorkerPool(
             self._work,
             Limits(
                 in_flight_per_lane=settings.in_flight_per_tenant,
                 backoff_base_s=settings.backoff_base_s,
                 backoff_cap_s=settings.backoff_cap_s,
             ),
-            pressure,
+            backpressure,
             metrics,
             workers=settings.workers,
             rand=random.random,
             weight=settings.weight_of,
         )
         self._tasks = anyio.create_task_group()
-        self._keeper = ShardKeeper(
+        self._elector = Elector(
             cluster,
             namespace=settings.namespace,
             replica=replica,
@@ -258,13 +258,15 @@ class Operator:
         )
         self._is_able = anyio.Event()
         self._has_given_back = anyio.Event()
-        times = BreakerTimes(
+        times = ContentionTimes(
             threshold=settings.contention_threshold,
             window_s=settings.contention_window_s,
             base_s=settings.contention_base_s,
             cap_s=settings.contention_cap_s,
         )
-        self._applier = Applier(cluster, self._store, Breaker(times), on_write=self._count_write, mono=time.monotonic)
+        self._applier = Applier(
+            cluster, self._store, ContentionTracker(times), on_write=self._count_write, mono=time.monotonic
+        )
         self._events = EventRecorder(cluster, instance=socket.gethostname(), now=_now)
         self._registries = registries
         self._to_look_outside: set[Key] = set()
@@ -283,7 +285,7 @@ class Operator:
                 settle_s=settings.status_settle_s,
             ),
             report=reporter.child,
-            tell_event=self._events.record,
+            record_event=self._events.record,
             default_image=settings.image,
             abandon_after_s=settings.abandon_after_s,
             now=_now,
@@ -302,8 +304,8 @@ class Operator:
             ),
             Claims(self._applier, self._store, namespace=namespace, sink=self._forget),
             self._registries,
-            Patience(base_s=self._settings.backoff_base_s, cap_s=self._settings.backoff_cap_s, rand=random.random),
-            Respite(rand=random.random),
+            Backoff(base_s=self._settings.backoff_base_s, cap_s=self._settings.backoff_cap_s, rand=random.random),
+            CircuitBreaker(rand=random.random),
             mono=time.monotonic,
         )
 
@@ -320,11 +322,11 @@ class Operator:
             everything.start_soon(
                 self._follow, LEASE, Scope(namespace=self._settings.namespace, labels=SELECTOR), self._take_leases
             )
-            everything.start_soon(self._keep_shards)
+            everything.start_soon(self._run_elector)
             everything.start_soon(self._sweep)
             everything.start_soon(self._events.run)
             everything.start_soon(self._stop_on_signal)
-            await self._dispatcher.run(grace_s=self._settings.shutdown_grace_s)
+            await self._workers.run(grace_s=self._settings.shutdown_grace_s)
             with anyio.move_on_after(RELEASE_TIMEOUT_S):
                 await self._has_given_back.wait()
             everything.cancel_scope.cancel()
@@ -334,38 +336,38 @@ class Operator:
             async for number in signals:
                 log.info("stopping", signal=signal.Signals(number).name)
                 self._health.is_ready = False
-                self._keeper.leave()
+                self._elector.leave()
                 self._is_able.set()
-                self._dispatcher.stop()
+                self._workers.stop()
 
     async def _beat(self) -> None:
         while True:
             self._health.beat()
-            self._metrics.queued.set(len(self._dispatcher))
-            self._metrics.show_backlogs(self._dispatcher.backlogs())
+            self._metrics.queued.set(len(self._workers))
+            self._metrics.show_backlogs(self._workers.backlogs())
             await anyio.sleep(1)
 
-    async def _keep_shards(self) -> None:
+    async def _run_elector(self) -> None:
         """Be a member from the moment on that this replica can work; before, others would wait for it in vain."""
         await self._is_able.wait()
-        await self._keeper.run()
+        await self._elector.run()
         self._has_given_back.set()
 
     def _take_leases(self, delta: Delta) -> None:
-        self._keeper.take(delta)
+        self._elector.apply_delta(delta)
         self._begin_where_synced()
 
-    def _shard_changed(self, shard: int, change: Change) -> None:
-        self._metrics.shards_held.set(len(self._keeper.held))
+    def _shard_changed(self, shard: int, change: ShardTransition) -> None:
+        self._metrics.shards_held.set(len(self._elector.held))
         self._metrics.lease_transitions.labels(change.value).inc()
-        if change == Change.TAKEN:
+        if change == ShardTransition.TAKEN:
             self._tasks.start_soon(self._fill, shard)
 
     async def _fill(self, shard: int) -> None:
         """Want a round for every proxy of a shard: what its last holder has left undone, nobody tells."""
         for count, key in enumerate(self._known_proxies(), 1):
-            if self._keeper.shard(key.namespace) == shard:
-                self._add(key, Priority.USER if _is_unserved(self._store.get(ENVOY_PROXY, key)) else Priority.SWEEP)
+            if self._elector.shard(key.namespace) == shard:
+                self._add(key, Priority.USER if _is_unserved(self._store.get(ENVOY_PROXY, key)) else Priority.RESYNC)
             if count % FILL_CHUNK == 0:
                 await anyio.lowlevel.checkpoint()
 
@@ -404,7 +406,7 @@ class Operator:
 
     def _take(self, delta: Delta) -> None:
         """News of any object is a reason to look at the proxies that it concerns."""
-        for obj in self._store.take(delta):
+        for obj in self._store.apply_delta(delta):
             for key in self._concerned(delta.kind, obj):
                 self._add(key, _priority(delta, obj))
         if isinstance(delta, Listed) and delta.last:
@@ -412,7 +414,7 @@ class Operator:
 
     def _forget(self, delta: Deleted) -> None:
         """What we deleted ourselves is gone at once, and whoever waited for that need not wait for the watch."""
-        self._store.take(delta)
+        self._store.apply_delta(delta)
         for key in self._concerned(delta.kind, delta.object):
             self._add(key, Priority.REPAIR)
 
@@ -430,10 +432,10 @@ class Operator:
             if all(self._store.is_synced(kind, self._scope(kind, namespace)["namespace"]) for kind in self._watched):
                 self._begun.add(namespace)
                 known = [key for key in self._known_proxies() if namespace in (None, key.namespace)]
-                for shard in self._keeper.held:
+                for shard in self._elector.held:
                     self._tasks.start_soon(self._fill, shard)
                 log.info("synced", namespace=namespace, proxies=len(known))
-        if self._begun and self._keeper.is_synced and not self._dispatcher.is_stopping:
+        if self._begun and self._elector.is_synced and not self._workers.is_stopping:
             self._health.is_ready = True
             self._is_able.set()
 
@@ -447,9 +449,9 @@ class Operator:
 
         Where not everything is known yet, or the shard is another's, ``_fill`` does it when that changes.
         """
-        if self._begun.isdisjoint((None, key.namespace)) or self._keeper.hold(key.namespace) is None:
+        if self._begun.isdisjoint((None, key.namespace)) or self._elector.token(key.namespace) is None:
             return False
-        self._dispatcher.want(key, self._tenant(key.namespace), priority)
+        self._workers.enqueue(key, self._tenant(key.namespace), priority)
         return True
 
     def _tenant(self, namespace: str) -> str:
@@ -471,13 +473,13 @@ class Operator:
             for kind in self._watched:
                 for scope in self._scopes_of(kind):
                     # Whole lists are the dearest requests, and nobody waits for these.
-                    put_off_s = self._pressure.delay_s(Priority.SWEEP, now_mono=time.monotonic())
+                    put_off_s = self._backpressure.delay_s(Priority.RESYNC, now_mono=time.monotonic())
                     await anyio.sleep(max(put_off_s, asked_s))
                     asked_s = await self._sweep_kind(kind, scope)
-            self._applier.forget_refusals()
+            self._applier.reset_rejected()
             await self._audit()
             for key in self._known_proxies():
-                if self._add(key, Priority.SWEEP):
+                if self._add(key, Priority.RESYNC):
                     self._to_look_outside.add(key)
 
     async def _audit(self) -> None:
@@ -510,18 +512,18 @@ class Operator:
                 self._add(key, Priority.REPAIR)
         return 0.0
 
-    async def _work(self, key: Key, failures: int) -> Verdict | None:
+    async def _work(self, key: Key, failures: int) -> ReconcileResult | None:
         """One round, on the right of the shard; where that has gone, whoever gets the shard looks at all of it."""
         # By its namespace and not by its tenant: that label may change, and an object must never have two holders.
-        hold = self._keeper.hold(key.namespace)
-        is_sweep = key in self._to_look_outside
+        token = self._elector.token(key.namespace)
+        is_resync = key in self._to_look_outside
         self._to_look_outside.discard(key)
-        if hold is None:
+        if token is None:
             return None
         self._metrics.count_round_of(self._tenant(key.namespace))
-        verdict: Verdict | None = None
-        with self._keeper.working(hold):
-            verdict = await self._reconciler.round(key, failures=failures, is_sweep=is_sweep)
+        verdict: ReconcileResult | None = None
+        with self._elector.working(token):
+            verdict = await self._reconciler.reconcile(key, failures=failures, is_resync=is_resync)
         return verdict  # noqa: RET504 - a round that is cut off, because the shard was lost, ends up here, too
 
     def _count_write(self, kind: Kind, outcome: Outcome) -> None:
@@ -547,7 +549,7 @@ def _priority(delta: Delta, obj: Object) -> Priority:
     """A declaration that was not served yet goes first; a proxy that was fine at start-up can wait."""
     if delta.kind == ENVOY_PROXY and _is_unserved(obj):
         return Priority.USER
-    return Priority.SWEEP if isinstance(delta, Listed) else Priority.REPAIR
+    return Priority.RESYNC if isinstance(delta, Listed) else Priority.REPAIR
 
 
 def _is_unserved(proxy: Object | None) -> bool:

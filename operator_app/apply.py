@@ -18,8 +18,8 @@ Guarantees
 * *Only what is ours is forced.* ``force`` is used for objects whose controller is this very EnvoyProxy, by UID.
 * *No hot loop.* An apply that the API server refuses, or after which the same differences remain, is counted, logged
   once, and not sent again until the declaration or the object changes. What a rival keeps taking, a field or the whole
-  object, is taken back at once a few times and then ever more slowly (``breaker``).
-* *No write without a reason.* Each result says which fields were written and who had them (``reasons``).
+  object, is taken back at once a few times and then ever more slowly (``tracker``).
+* *No write without a reason.* Each result says which fields were written and who had them (``changes``).
 
 What does not belong here: what the objects contain (``desired``), and when to try again (``workqueue``).
 """
@@ -36,10 +36,10 @@ from operator_app.errors import ConflictError, InvalidError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.store import Store
-from operator_app.ssa.changes import Reason, reasons
-from operator_app.ssa.contention import Breaker, Contention, Taken, as_text
+from operator_app.ssa.changes import FieldChange, field_changes
+from operator_app.ssa.contention import Contention, ContentionTracker, ReclaimedField, as_text
 from operator_app.ssa.fields import Difference, Drift, Path, differences
-from operator_app.ssa.unblock import clearance, is_shadowed, without_shadows
+from operator_app.ssa.unblock import has_stale_managers, unblocking_patch, without_stale_managers
 
 log = structlog.get_logger(__name__)
 
@@ -63,11 +63,11 @@ CONTENDED: Final = "Contended"
 all others hold."""
 
 
-class Standing(StrEnum):
+class Ownership(StrEnum):
     """Whose object it is."""
 
     OURS = "ours"
-    PREVIOUS_LIFE = "previous life"
+    PREVIOUS_INCARNATION = "previous incarnation"
     FOREIGN = "foreign"
 
 
@@ -95,27 +95,28 @@ class Action(StrEnum):
 class Problem:
     """Why an object does not hold what we declare. ``reason`` is CamelCase and fit for a condition.
 
-    ``is_terminal`` means that waiting does not help: the declaration or the cluster has to change.
+    ``needs_user_action`` means that waiting does not help: the declaration or the cluster has to change.
     """
 
     reason: str
     message: str
-    is_terminal: bool = False
+    needs_user_action: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class OwnershipCheck:
     """How to tell whose an object is, and what a repair must prove about the object that it repairs.
 
-    ``standing`` looks at a live object; ``precondition`` gives the metadata that makes an apply fail on anything but
+    ``ownership`` looks at a live object; ``precondition`` gives the metadata that makes an apply fail on anything but
     what was looked at. ``retry_precondition`` is that of a second try, which directly follows a live read.
-    ``was_told``: a round has told how this declaration fares, so a create takes back what somebody has deleted since.
+    ``was_reported``: a round has told how this declaration fares, so a create takes back what somebody has deleted
+    since.
     """
 
-    standing: Callable[[Object], Standing]
+    ownership: Callable[[Object], Ownership]
     precondition: Callable[[Object], Mapping[str, str]]
     retry_precondition: Callable[[Object], Mapping[str, str]]
-    was_told: bool = False
+    was_reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,48 +140,48 @@ class Plan:
 class Result:
     """What was done for one object.
 
-    ``live`` is its latest known version; no ``problem`` means: verified. ``reasons`` say why it was written, or why it
-    should have been. ``again_after_s`` asks for another look without any event.
+    ``live`` is its latest known version; no ``problem`` means: verified. ``changes`` say why it was written, or why it
+    should have been. ``requeue_after_s`` asks for another look without any event.
     """
 
     kind: Kind
     key: Key
     outcome: Outcome
     live: Object | None
-    reasons: tuple[Reason, ...] = ()
+    changes: tuple[FieldChange, ...] = ()
     problem: Problem | None = None
     contention: Contention | None = None
-    again_after_s: float | None = None
+    requeue_after_s: float | None = None
 
 
-def child_of(proxy: Object, *, was_told: bool = False) -> Claim:
-    """The claim of ``proxy`` on its children: a controller reference with *this* proxy's UID, and nothing less."""
+def child_check(proxy: Object, *, was_reported: bool = False) -> OwnershipCheck:
+    """The check of ``proxy`` on its children: a controller reference with *this* proxy's UID, and nothing less."""
     uid, name = proxy["metadata"]["uid"], proxy["metadata"]["name"]
 
-    def standing(live: Object) -> Standing:
+    def ownership(live: Object) -> Ownership:
         for reference in live["metadata"].get("ownerReferences", ()):
             if reference.get("controller"):
                 if reference["uid"] == uid:
-                    return Standing.OURS
+                    return Ownership.OURS
                 if (reference["apiVersion"], reference["kind"], reference["name"]) == (
                     ENVOY_PROXY.api_version,
                     ENVOY_PROXY.kind,
                     name,
                 ):
-                    return Standing.PREVIOUS_LIFE
-        return Standing.FOREIGN
+                    return Ownership.PREVIOUS_INCARNATION
+        return Ownership.FOREIGN
 
     # A Deployment's controller writes its status all the time: a second try that pinned the version, too, would lose
     # to it again and again. The moment between the live read and the write is what it leaves open, to ourselves alone.
-    return Claim(standing, exactly, same_object, was_told)
+    return OwnershipCheck(ownership, pinned_version, pinned_uid, was_reported)
 
 
-def same_object(live: Object) -> dict[str, str]:
+def pinned_uid(live: Object) -> dict[str, str]:
     """The metadata that makes an apply fail on any other object, whatever its name."""
     return {"uid": live["metadata"]["uid"]}
 
 
-def exactly(live: Object) -> dict[str, str]:
+def pinned_version(live: Object) -> dict[str, str]:
     """The metadata that makes an apply fail on anything but this very version of this very object.
 
     So a repair that is sent late, by a process that was stopped in between, can't undo what came after: neither another
@@ -189,22 +190,24 @@ def exactly(live: Object) -> dict[str, str]:
     return {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
 
 
-def plan(kind: Kind, desired: Object, live: Object | None, claim: Claim) -> Plan:
+def plan(kind: Kind, desired: Object, live: Object | None, check: OwnershipCheck) -> Plan:
     """Decide what one object needs. Pure."""
     if live is None:
         return Plan(kind, desired, None, Action.CREATE)
     key = key_of(live)
-    match claim.standing(live):
-        case Standing.FOREIGN:
+    match check.ownership(live):
+        case Ownership.FOREIGN:
             message = f"{kind} {key} exists and belongs to somebody else; rename or delete it to go on"
-            return Plan(kind, desired, live, Action.LEAVE, problem=Problem(NAME_CONFLICT, message, is_terminal=True))
-        case Standing.PREVIOUS_LIFE:
+            return Plan(
+                kind, desired, live, Action.LEAVE, problem=Problem(NAME_CONFLICT, message, needs_user_action=True)
+            )
+        case Ownership.PREVIOUS_INCARNATION:
             message = f"{kind} {key} of a deleted EnvoyProxy with this name is still being collected"
-            return Plan(kind, desired, live, Action.WAIT, problem=Problem("PreviousLife", message))
-        case Standing.OURS if "deletionTimestamp" in live["metadata"]:
+            return Plan(kind, desired, live, Action.WAIT, problem=Problem("PreviousIncarnation", message))
+        case Ownership.OURS if "deletionTimestamp" in live["metadata"]:
             problem = Problem("Terminating", f"{kind} {key} is being deleted and will be created anew")
             return Plan(kind, desired, live, Action.WAIT, problem=problem)
-        case Standing.OURS:
+        case Ownership.OURS:
             found = differences(desired, live)
             return Plan(kind, desired, live, Action.REPAIR if found else Action.NOTHING, found)
 
@@ -220,19 +223,19 @@ class Applier:
         self,
         cluster: Cluster,
         store: Store,
-        breaker: Breaker,
+        tracker: ContentionTracker,
         *,
         on_write: Callable[[Kind, Outcome], None],
         mono: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._store = store
-        self._breaker = breaker
+        self._contention = tracker
         self._on_write = on_write
         self._mono = mono
-        self._vain: dict[tuple[Kind, Key], _Vain] = {}
+        self._rejected: dict[tuple[Kind, Key], _RejectedApply] = {}
 
-    async def look(self, kind: Kind, desired: Object, claim: Claim, *, ask_server: bool = True) -> Plan:
+    async def plan(self, kind: Kind, desired: Object, check: OwnershipCheck, *, ask_server: bool = True) -> Plan:
         """Steps 1 and 2 for one object. Writes nothing, and reads live only what the store does not know.
 
         Without ``ask_server`` there is no read at all. That is for names that no stranger can want: the atomic create
@@ -241,59 +244,59 @@ class Applier:
         live = self._store.get(kind, key_of(desired))
         if live is None and ask_server:
             live = await self._cluster.get(kind, key_of(desired))
-        return plan(kind, desired, live, claim)
+        return plan(kind, desired, live, check)
 
-    async def carry_out(self, plan: Plan, claim: Claim) -> Result:
+    async def execute(self, plan: Plan, check: OwnershipCheck) -> Result:
         """Step 3: at most one successful apply.
 
         A conflict means that the store was behind: the object is read and planned again, once. Raises
         ``ConflictError`` when somebody is faster a second time, and the cluster's other errors as they come.
         """
         try:
-            return await self._act(plan, claim)
+            return await self._act(plan, check)
         except ConflictError:
-            afresh = await self._look_afresh(plan, claim)
-            return await self._act(afresh, replace(claim, precondition=claim.retry_precondition))
+            afresh = await self._replan(plan, check)
+            return await self._act(afresh, replace(check, precondition=check.retry_precondition))
 
-    async def _look_afresh(self, outdated: Plan, claim: Claim) -> Plan:
+    async def _replan(self, outdated: Plan, check: OwnershipCheck) -> Plan:
         live = await self._cluster.get(outdated.kind, outdated.key)
         # Of a stranger's object no watch would tell that it has gone, so the store must not know it.
-        if live is not None and claim.standing(live) is Standing.OURS:
+        if live is not None and check.ownership(live) is Ownership.OURS:
             self._store.learn(outdated.kind, live)
-        return plan(outdated.kind, outdated.desired, live, claim)
+        return plan(outdated.kind, outdated.desired, live, check)
 
-    async def _act(self, plan: Plan, claim: Claim) -> Result:
+    async def _act(self, plan: Plan, check: OwnershipCheck) -> Result:
         match plan:
             case Plan(action=Action.CREATE | Action.REPAIR):
-                return await self._write(plan, claim)
+                return await self._write(plan, check)
             case Plan(action=Action.NOTHING, live=dict(live)):
                 # The object holds, so whatever was in vain before is history.
-                self._vain.pop((plan.kind, plan.key), None)
-                if is_shadowed(live):
-                    live = await self._cast_off_shadows(plan.kind, live)
+                self._rejected.pop((plan.kind, plan.key), None)
+                if has_stale_managers(live):
+                    live = await self._remove_stale_managers(plan.kind, live)
                 return self._with_contention(plan, Result(plan.kind, plan.key, Outcome.UNCHANGED, live))
             case _:
                 return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, problem=plan.problem)
 
-    async def _write(self, plan: Plan, claim: Claim) -> Result:
-        vain = self._vain.get((plan.kind, plan.key))
+    async def _write(self, plan: Plan, check: OwnershipCheck) -> Result:
+        vain = self._rejected.get((plan.kind, plan.key))
         if vain is not None and vain.is_same(plan):
             return skipped(plan, vain.problem)
-        pause_s = self._breaker.pause_s(_subject(plan), _taken_back(plan, claim), now_mono=self._mono())
+        pause_s = self._contention.pause_s(_subject(plan), _taken_back(plan, check), now_mono=self._mono())
         if pause_s > 0:
             return self._paused(plan, pause_s)
         try:
             if plan.live is None:
-                return await self._create(plan, claim)
-            return await self._repair(plan, plan.live, claim)
+                return await self._create(plan, check)
+            return await self._repair(plan, plan.live, check)
         except InvalidError as error:
             problem = _refused(error)
-            self._vain[plan.kind, plan.key] = _Vain(plan.desired, plan.live, plan.differences, problem)
+            self._rejected[plan.kind, plan.key] = _RejectedApply(plan.desired, plan.live, plan.differences, problem)
             return skipped(plan, problem)
 
-    def forget_refusals(self) -> None:
+    def reset_rejected(self) -> None:
         """Try again what was refused or not held: its cause may lie outside of anything that is watched."""
-        self._vain.clear()
+        self._rejected.clear()
 
     async def delete(self, kind: Kind, live: Object, *, at_this_version: bool = False) -> bool:
         """Delete exactly the object that was looked at. Returns whether it was there.
@@ -308,27 +311,29 @@ class Applier:
             self._on_write(kind, Outcome.DELETED)
         else:
             # The watch has not told of it; without this the next round would try again, and the one after it.
-            self._store.take(Deleted(kind, live))
+            self._store.apply_delta(Deleted(kind, live))
         return was_there
 
     def _paused(self, plan: Plan, pause_s: float) -> Result:
-        contention = self._breaker.contention(_subject(plan), now_mono=self._mono())
+        contention = self._contention.contention(_subject(plan), now_mono=self._mono())
         result = skipped(plan, Problem(CONTENDED, _contended(plan, contention)))
-        return replace(result, contention=contention, again_after_s=pause_s)
+        return replace(result, contention=contention, requeue_after_s=pause_s)
 
     def _with_contention(self, plan: Plan, result: Result) -> Result:
         """The result with the fights over its object, and another look when the first of them is forgotten."""
-        contention = self._breaker.contention(_subject(plan), now_mono=self._mono())
-        return replace(result, contention=contention, again_after_s=contention.forgotten_in_s if contention else None)
+        contention = self._contention.contention(_subject(plan), now_mono=self._mono())
+        return replace(result, contention=contention, requeue_after_s=contention.forgotten_in_s if contention else None)
 
-    async def _create(self, plan: Plan, claim: Claim) -> Result:
+    async def _create(self, plan: Plan, check: OwnershipCheck) -> Result:
         body = _with_metadata(plan.desired, {"resourceVersion": IMPOSSIBLE_VERSION})
         applied = await self._cluster.apply(plan.kind, body, force=False)
         if not applied.created:
             await self._undo_merge(plan.kind, applied.object)
         result = self._verified(plan, applied.object, Outcome.CREATED)
-        taken = [Taken(path, "the whole object", wanted, ()) for path, wanted in _taken_back(plan, claim).items()]
-        self._breaker.repaired(_subject(plan), taken, now_mono=self._mono())
+        taken = [
+            ReclaimedField(path, "the whole object", wanted, ()) for path, wanted in _taken_back(plan, check).items()
+        ]
+        self._contention.record_repair(_subject(plan), taken, now_mono=self._mono())
         return self._with_contention(plan, result)
 
     async def _undo_merge(self, kind: Kind, merged: Object) -> None:
@@ -342,45 +347,45 @@ class Applier:
         message = "another writer created it first; what we had merged into it was taken back"
         raise ConflictError(message, kind=kind, key=key_of(merged))
 
-    async def _repair(self, plan: Plan, live: Object, claim: Claim) -> Result:
-        body = _with_metadata(plan.desired, claim.precondition(live))
+    async def _repair(self, plan: Plan, live: Object, check: OwnershipCheck) -> Result:
+        body = _with_metadata(plan.desired, check.precondition(live))
         try:
             applied = await self._cluster.apply(plan.kind, body, force=True)
         except InvalidError as error:
             if any(cause.field == "metadata.uid" for cause in error.causes):
                 raise ConflictError("another object took its name", kind=plan.kind, key=plan.key) from error
             cleared = await self._clear(plan, live, error)
-            body = _with_metadata(plan.desired, claim.precondition(cleared))
+            body = _with_metadata(plan.desired, check.precondition(cleared))
             applied = await self._cluster.apply(plan.kind, body, force=True)
         is_same = applied.object["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]
         result = self._verified(plan, applied.object, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         taken = [
-            Taken(each.path, why.field, as_text(each.desired), why.managers)
-            for each, why in zip(plan.differences, result.reasons, strict=True)
-            if each.drift is Drift.TAKEN
+            ReclaimedField(each.path, why.field, as_text(each.desired), why.managers)
+            for each, why in zip(plan.differences, result.changes, strict=True)
+            if each.drift is Drift.NOT_OWNED
         ]
-        given_up = [each.path for each in plan.differences if each.drift is Drift.UNWANTED]
-        self._breaker.repaired(_subject(plan), taken, given_up=given_up, now_mono=self._mono())
+        given_up = [each.path for each in plan.differences if each.drift is Drift.TO_RELEASE]
+        self._contention.record_repair(_subject(plan), taken, given_up=given_up, now_mono=self._mono())
         stored = applied.object
-        if is_shadowed(stored):
-            stored = await self._cast_off_shadows(plan.kind, stored)
+        if has_stale_managers(stored):
+            stored = await self._remove_stale_managers(plan.kind, stored)
         return self._with_contention(plan, replace(result, live=stored))
 
     async def _clear(self, plan: Plan, live: Object, error: InvalidError) -> Object:
         """``live`` without the foreign parts for which a repair was refused; raises ``error`` if there are none."""
-        patch = clearance(plan.desired, live, plan.differences)
+        patch = unblocking_patch(plan.desired, live, plan.differences)
         if patch is None:
             raise error
         return await self._patch(plan.kind, live, patch)
 
-    async def _cast_off_shadows(self, kind: Kind, live: Object) -> Object:
+    async def _remove_stale_managers(self, kind: Kind, live: Object) -> Object:
         """Be the only owner of our fields again, so that giving one up removes it.
 
         The declaration holds either way, so whoever is faster costs nothing: the event of that write brings the next
         round, and the repair before this one is told all the same.
         """
         try:
-            return await self._patch(kind, live, {"metadata": {"managedFields": without_shadows(live)}})
+            return await self._patch(kind, live, {"metadata": {"managedFields": without_stale_managers(live)}})
         except ConflictError:
             return live
 
@@ -397,24 +402,24 @@ class Applier:
         """Hold the server's answer against the declaration; "exists" is not "done"."""
         self._on_write(plan.kind, outcome)
         self._store.learn(plan.kind, stored)
-        why = reasons(plan.kind, plan.differences, plan.live)
+        why = field_changes(plan.kind, plan.differences, plan.live)
         left = differences(plan.desired, stored)
         if not left:
-            self._vain.pop((plan.kind, plan.key), None)
+            self._rejected.pop((plan.kind, plan.key), None)
             return Result(plan.kind, plan.key, outcome, stored, why)
         problem = _not_held(left)
-        self._vain[plan.kind, plan.key] = _Vain(plan.desired, stored, left, problem)
+        self._rejected[plan.kind, plan.key] = _RejectedApply(plan.desired, stored, left, problem)
         log.warning(
             "noncanonical",
             kind=plan.kind.kind,
             key=str(plan.key),
-            reasons=[each.as_dict() for each in reasons(plan.kind, left, stored)],
+            changes=[each.as_dict() for each in field_changes(plan.kind, left, stored)],
         )
         return Result(plan.kind, plan.key, outcome, stored, why, problem)
 
 
 @dataclass(frozen=True, slots=True)
-class _Vain:
+class _RejectedApply:
     """A write that is known to be in vain: what was wanted, of which object, and what came of it."""
 
     desired: Object
@@ -431,20 +436,20 @@ class _Vain:
 
 def skipped(plan: Plan, problem: Problem) -> Result:
     """The result of a plan that is not carried out because of ``problem``."""
-    why = reasons(plan.kind, plan.differences, plan.live)
+    why = field_changes(plan.kind, plan.differences, plan.live)
     return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, why, problem)
 
 
 def _subject(plan: Plan) -> str:
-    """What the breaker knows an object by: its name in this life of its owner, so that a re-created one is the same."""
+    """What the tracker knows an object by: its name in this life of its owner, so that a re-created one is the same."""
     owners = plan.desired["metadata"].get("ownerReferences", ())
     return " ".join((plan.kind.kind, str(plan.key), *(each["uid"] for each in owners)))
 
 
-def _taken_back(plan: Plan, claim: Claim) -> dict[Path, str]:
+def _taken_back(plan: Plan, check: OwnershipCheck) -> dict[Path, str]:
     """What a write of ``plan`` restores, by path, as text."""
     if plan.live is None:
-        return {WHOLE_OBJECT: ""} if claim.was_told else {}
+        return {WHOLE_OBJECT: ""} if check.was_reported else {}
     return {each.path: as_text(each.desired) for each in plan.differences}
 
 
@@ -465,12 +470,14 @@ def _with_metadata(obj: Object, extra: Mapping[str, str]) -> Object:
 def _not_held(left: tuple[Difference, ...]) -> Problem:
     fields = ", ".join(str(each) for each in left)
     message = f"the API server stores something else than was applied for {fields}; look for an admission webhook"
-    return Problem("FieldsNotHeld", message, is_terminal=True)
+    return Problem("FieldsNotHeld", message, needs_user_action=True)
 
 
 def _refused(error: InvalidError) -> Problem:
     fields = ", ".join(cause.field for cause in error.causes) or "the object"
-    return Problem(error.reason, f"{error.kind} {error.key}: {fields} was refused: {error.message}", is_terminal=True)
+    return Problem(
+        error.reason, f"{error.kind} {error.key}: {fields} was refused: {error.message}", needs_user_action=True
+    )
 
 
 def _contended(plan: Plan, contention: Contention | None) -> str:

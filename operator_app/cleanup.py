@@ -20,13 +20,13 @@ from operator_app.api.models import DeletionPolicy
 from operator_app.apply import Problem
 from operator_app.desired import child_key, controller_uid
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
-from operator_app.finalizer import Finalizer, is_held
+from operator_app.finalizer import Finalizer, has_finalizer
 from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
-from operator_app.orphan import let_go
+from operator_app.orphan import orphan_child
 from operator_app.registration.registrar import Registrar
-from operator_app.results import DONE, Verdict
-from operator_app.status import REGISTERED, StatusWriter, condition_of, parting_status
+from operator_app.results import DONE, ReconcileResult
+from operator_app.status import REGISTERED, StatusWriter, condition_of, deletion_status
 
 log = structlog.get_logger(__name__)
 
@@ -34,11 +34,11 @@ DEREGISTRATION_FAILED: Final = "DeregistrationFailed"
 """The reason of a deletion that waits for the registry."""
 
 
-class Parting:
+class Cleanup:
     """Ends proxies.
 
     A proxy whose deletion began ``abandon_after_s`` seconds ago is let go although its record could not be removed;
-    ``None``: never. ``now`` gives aware UTC, ``tell_event`` takes what is worth an Event.
+    ``None``: never. ``now`` gives aware UTC, ``record_event`` takes what is worth an Event.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Parting:
         registrar: Registrar,
         statuses: StatusWriter,
         *,
-        tell_event: Callable[[Occurrence], None],
+        record_event: Callable[[Occurrence], None],
         abandon_after_s: float | None,
         now: Callable[[], datetime],
     ) -> None:
@@ -56,21 +56,21 @@ class Parting:
         self._finalizer = finalizer
         self._registrar = registrar
         self._statuses = statuses
-        self._tell_event = tell_event
+        self._record_event = record_event
         self._abandon_after_s = abandon_after_s
         self._now = now
 
-    async def part_with(self, proxy: Object) -> Verdict:
+    async def clean_up(self, proxy: Object) -> ReconcileResult:
         """The proxy is being deleted: take back what the world was told, then let it go.
 
         The children carry its UID as their controller, so the garbage collector takes them, unless ``deletionPolicy``
         is Orphan. Without our finalizer nothing was told, or everything was taken back.
         """
-        if not is_held(proxy):
+        if not has_finalizer(proxy):
             return DONE
         key, uid = key_of(proxy), proxy["metadata"]["uid"]
         if proxy["spec"].get("deletionPolicy") == DeletionPolicy.ORPHAN:
-            await self._let_children_go(proxy)
+            await self._orphan_children(proxy)
             await self._registrar.orphan(uid)
         else:
             try:
@@ -83,23 +83,23 @@ class Parting:
                     return await self._wait_for_registry(proxy, error, left_s)
                 await self._registrar.abandon(uid)
                 self._tell_stuck(proxy, "RemovalAbandoned", f"the proxy goes, and its record is removed later: {error}")
-        await self._finalizer.release(proxy)
+        await self._finalizer.remove(proxy)
         return DONE
 
-    async def _wait_for_registry(self, proxy: Object, error: OperatorError, left_s: float | None) -> Verdict:
+    async def _wait_for_registry(self, proxy: Object, error: OperatorError, left_s: float | None) -> ReconcileResult:
         """Say what the deletion waits for. A registry that asked for time gets it, but not more than there is."""
         known = condition_of(proxy, REGISTERED)
         if known is None or known["reason"] != DEREGISTRATION_FAILED:
             self._tell_stuck(proxy, DEREGISTRATION_FAILED, f"the record can't be removed, and is tried again: {error}")
-        problem = Problem(DEREGISTRATION_FAILED, str(error), is_terminal=isinstance(error, TerminalError))
-        await self._statuses.write(proxy, parting_status(proxy, problem, now=self._now()))
+        problem = Problem(DEREGISTRATION_FAILED, str(error), needs_user_action=isinstance(error, TerminalError))
+        await self._statuses.write(proxy, deletion_status(proxy, problem, now=self._now()))
         if isinstance(error, TransientError) and error.retry_after_s is not None and left_s is not None:
-            return Verdict(again_after_s=min(error.retry_after_s, left_s))
-        return Verdict(failure=error)
+            return ReconcileResult(requeue_after_s=min(error.retry_after_s, left_s))
+        return ReconcileResult(failure=error)
 
     def _tell_stuck(self, proxy: Object, reason: str, note: str) -> None:
         log.warning("deregistration_failed", proxy=str(key_of(proxy)), reason=reason, note=note)
-        self._tell_event(Occurrence(proxy, "Warning", reason, "Deregister", "record", note))
+        self._record_event(Occurrence(proxy, "Warning", reason, "Deregister", "record", note))
 
     def _until_abandoned_s(self, proxy: Object) -> float | None:
         """Seconds until the proxy is let go in any case, not positive once that is due; ``None``: never."""
@@ -108,22 +108,22 @@ class Parting:
         begun_at = datetime.fromisoformat(proxy["metadata"]["deletionTimestamp"])
         return (begun_at + timedelta(seconds=self._abandon_after_s) - self._now()).total_seconds()
 
-    async def _let_children_go(self, proxy: Object) -> None:
+    async def _orphan_children(self, proxy: Object) -> None:
         """Orphan every child, read live: what the store does not know yet would be collected."""
         for kind in CHILD_KINDS:
             live = await self._cluster.get(kind, child_key(key_of(proxy)))
             if live is not None and controller_uid(live) == proxy["metadata"]["uid"]:
-                await let_go(self._cluster, kind, live)
+                await orphan_child(self._cluster, kind, live)
                 log.info("child_orphaned", proxy=str(key_of(proxy)), kind=kind.kind)
 
-    async def bury_former_lives(self, key: Key, proxy: Object | None) -> OperatorError | None:
+    async def remove_orphaned_records(self, key: Key, proxy: Object | None) -> OperatorError | None:
         """Remove what is still known of proxies of this name that are gone; returns why that is not done yet.
 
         Such are removals that were abandoned while a registry was down, and records whose finalizer somebody removed by
         hand. The store alone is no proof of death, so the API server is asked before anything is removed. What can't
         be removed does not keep the present life waiting.
         """
-        lives = self._registrar.former_lives(key, proxy["metadata"]["uid"] if proxy is not None else None)
+        lives = self._registrar.orphaned_uids(key, proxy["metadata"]["uid"] if proxy is not None else None)
         if not lives:
             return None
         live = await self._cluster.get(ENVOY_PROXY, key)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object, Value, key_of
 from operator_app.api.models import parse_spec
-from operator_app.apply import Action, Plan, child_of, plan
+from operator_app.apply import Action, Plan, child_check, plan
 from operator_app.desired import children
 from operator_app.errors import NotFoundError
 from operator_app.kube.client import Cluster
@@ -33,10 +33,10 @@ async def explain(cluster: Cluster, key: Key, *, default_image: str) -> str:
         raise NotFoundError("NotFound", "there is no such object", kind=ENVOY_PROXY, key=key)
     spec = parse_spec(proxy)
     lines = list(_heading(proxy, is_paused=spec.paused))
-    claim = child_of(proxy)
+    check = child_check(proxy)
     for kind, desired in children(proxy, spec, default_image=default_image).items():
         live = await cluster.get(kind, key_of(desired))
-        lines += ["", *_child(plan(kind, desired, live, claim))]
+        lines += ["", *_child(plan(kind, desired, live, check))]
     return "\n".join(lines) + "\n"
 
 
@@ -71,7 +71,7 @@ def _child(planned: Plan) -> Iterator[str]:
 
 def _difference(planned: Plan, live: Object, difference: Difference) -> str:
     others = owners_of(difference.path, live)
-    owners = others if difference.drift is Drift.TAKEN else (FIELD_MANAGER, *others)
+    owners = others if difference.drift is Drift.NOT_OWNED else (FIELD_MANAGER, *others)
     desired = _text(shown(planned.kind, difference.path, difference.desired))
     found = _text(shown(planned.kind, difference.path, difference.live))
     owner = ", ".join(owners) or "nobody"

@@ -32,17 +32,17 @@ class Finalizer:
         self._store = store
         self._on_write = on_write
 
-    async def hold(self, proxy: Object) -> Object:
+    async def add(self, proxy: Object) -> Object:
         """Put our entry on ``proxy`` and return the stored proxy.
 
         Raises ``ConflictError`` when the proxy has gone or its deletion has begun: re-read and decide anew. Raises
         ``InvalidError`` or ``ForbiddenError`` when a policy of the cluster refuses it.
         """
-        if is_held(proxy):
+        if has_finalizer(proxy):
             return proxy
         return await self._apply(proxy, {"finalizers": [FINALIZER]})
 
-    async def release(self, proxy: Object) -> None:
+    async def remove(self, proxy: Object) -> None:
         """Take our entry off ``proxy``; a proxy that has gone already is fine.
 
         Raises ``ConflictError`` when the proxy changed hands or version meanwhile: re-read and decide anew.
@@ -50,8 +50,8 @@ class Finalizer:
         try:
             if _MEMBER in fields_of(proxy).get("f:metadata", {}).get("f:finalizers", {}):
                 proxy = await self._apply(proxy, {})
-            if is_held(proxy):
-                await self._strike_out(proxy)
+            if has_finalizer(proxy):
+                await self._remove_shared(proxy)
         except NotFoundError:
             return
 
@@ -68,7 +68,7 @@ class Finalizer:
             raise ConflictError(error.message, kind=error.kind, key=error.key) from error
         return self._learned(applied.object)
 
-    async def _strike_out(self, proxy: Object) -> None:
+    async def _remove_shared(self, proxy: Object) -> None:
         """Remove an entry that is not (only) ours to release.
 
         A manifest that was exported and applied again makes its author a co-owner of our entry, and an apply can only
@@ -85,6 +85,6 @@ class Finalizer:
         return stored
 
 
-def is_held(proxy: Object) -> bool:
+def has_finalizer(proxy: Object) -> bool:
     """Whether our entry stands on ``proxy``."""
     return FINALIZER in proxy["metadata"].get("finalizers", ())

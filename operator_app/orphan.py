@@ -10,7 +10,7 @@ from operator_app.api.kinds import LABEL_MANAGED_BY, LABEL_OWNER_UID, Kind, Obje
 from operator_app.kube.client import Cluster
 
 
-async def let_go(cluster: Cluster, kind: Kind, live: Object) -> None:
+async def orphan_child(cluster: Cluster, kind: Kind, live: Object) -> None:
     """Make ``live``, whose controller the proxy is, nobody's.
 
     Raises ``ConflictError`` when it is not at this version any more.

@@ -20,8 +20,19 @@ from pydantic import ValidationError
 
 from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
 from operator_app.api.models import EnvoyProxySpec, ServiceType, parse_spec, sentence
-from operator_app.apply import CONTENDED, Action, Applier, Claim, Outcome, Plan, Problem, Result, child_of, skipped
-from operator_app.cleanup import Parting
+from operator_app.apply import (
+    CONTENDED,
+    Action,
+    Applier,
+    Outcome,
+    OwnershipCheck,
+    Plan,
+    Problem,
+    Result,
+    child_check,
+    skipped,
+)
+from operator_app.cleanup import Cleanup
 from operator_app.desired import child_key, children, controller_uid
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
 from operator_app.finalizer import Finalizer
@@ -32,9 +43,16 @@ from operator_app.kube.store import Store
 from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN
 from operator_app.registration.registrar import Registrar
 from operator_app.registration.registry import Port, Record, Registration
-from operator_app.results import Verdict
+from operator_app.results import ReconcileResult
 from operator_app.ssa.fields import fields_of
-from operator_app.status import REGISTERED, Observation, StatusWriter, condition_of, is_told, next_status
+from operator_app.status import (
+    REGISTERED,
+    Observation,
+    StatusWriter,
+    condition_of,
+    next_status,
+    observed_current_generation,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +61,7 @@ PERSISTENT_AFTER: Final = 3
 
 _NOT_WHILE_PAUSED: Final = Problem("Paused", "spec.paused is set; the record waits")
 
-FORMER_LIFE_RETRY_S: Final = 60.0
+ORPHANED_RECORDS_RETRY_S: Final = 60.0
 """A proxy that lives comes back after this to remove what is left of a former life of its name."""
 
 _FOUNDATIONS: Final = {DEPLOYMENT: CONFIG_MAP}
@@ -69,7 +87,7 @@ _SEEN_BY_WATCH: Final = frozenset(
 class Reconciler:
     """Runs rounds. One instance for the operator; rounds of different proxies may run at the same time.
 
-    ``report`` is told what became of every child, ``tell_event`` of what is worth an Event. A proxy whose deletion
+    ``report`` is told what became of every child, ``record_event`` of what is worth an Event. A proxy whose deletion
     began ``abandon_after_s`` seconds ago is let go although its record could not be removed; ``None``: never. ``now``
     gives aware UTC.
     """
@@ -84,7 +102,7 @@ class Reconciler:
         statuses: StatusWriter,
         *,
         report: Callable[[Object, Result], None],
-        tell_event: Callable[[Occurrence], None],
+        record_event: Callable[[Occurrence], None],
         default_image: str,
         abandon_after_s: float | None,
         now: Callable[[], datetime],
@@ -96,71 +114,71 @@ class Reconciler:
         self._registrar = registrar
         self._statuses = statuses
         self._report = report
-        self._tell_event = tell_event
+        self._record_event = record_event
         self._default_image = default_image
         self._now = now
-        self._parting = Parting(
-            cluster, finalizer, registrar, statuses, tell_event=tell_event, abandon_after_s=abandon_after_s, now=now
+        self._cleanup = Cleanup(
+            cluster, finalizer, registrar, statuses, record_event=record_event, abandon_after_s=abandon_after_s, now=now
         )
 
-    async def round(self, key: Key, *, failures: int = 0, is_sweep: bool = False) -> Verdict:
+    async def reconcile(self, key: Key, *, failures: int = 0, is_resync: bool = False) -> ReconcileResult:
         """Bring one proxy closer to its declaration. ``failures`` counts the failed rounds directly before this one.
 
-        With ``is_sweep`` it looks at the outside too, where otherwise nothing would ask for a look. Raises nothing of
+        With ``is_resync`` it looks at the outside too, where otherwise nothing would ask for a look. Raises nothing of
         ``operator_app.errors``: whatever went wrong is in the verdict.
         """
         proxy = self._store.get(ENVOY_PROXY, key)
         if proxy is None:
             self._statuses.forget(key)
-            return Verdict(failure=await self._bury_former_lives(key, None))
+            return ReconcileResult(failure=await self._remove_orphaned_records(key, None))
         try:
             if "deletionTimestamp" in proxy["metadata"]:
-                verdict = await self._parting.part_with(proxy)
+                verdict = await self._cleanup.clean_up(proxy)
             else:
-                verdict = await self._converge(proxy, failures, is_sweep=is_sweep)
+                verdict = await self._converge(proxy, failures, is_resync=is_resync)
         except ConflictError as error:
             # Somebody was faster than our watch; the next round starts from what is there now.
             await self._refresh(key)
-            verdict = Verdict(failure=error)
+            verdict = ReconcileResult(failure=error)
         except OperatorError as error:
-            verdict = Verdict(failure=error)
-        left = await self._bury_former_lives(key, proxy)
+            verdict = ReconcileResult(failure=error)
+        left = await self._remove_orphaned_records(key, proxy)
         return verdict if left is None else _coming_back(verdict, left)
 
-    async def _bury_former_lives(self, key: Key, proxy: Object | None) -> OperatorError | None:
+    async def _remove_orphaned_records(self, key: Key, proxy: Object | None) -> OperatorError | None:
         """Behind everything else, since a registry that is slow to forget the dead must not hold up the living.
 
         A hostname that a former life still has is free for the round after this one.
         """
         try:
-            return await self._parting.bury_former_lives(key, proxy)
+            return await self._cleanup.remove_orphaned_records(key, proxy)
         except OperatorError as error:
             return error
 
-    async def _converge(self, proxy: Object, failures: int, *, is_sweep: bool) -> Verdict:
+    async def _converge(self, proxy: Object, failures: int, *, is_resync: bool) -> ReconcileResult:
         try:
             spec = parse_spec(proxy)
             desired = children(proxy, spec, default_image=self._default_image)
         except ValidationError as error:
-            return await self._refuse(proxy, Problem("InvalidSpec", sentence(error), is_terminal=True))
+            return await self._refuse(proxy, Problem("InvalidSpec", sentence(error), needs_user_action=True))
         except TerminalError as error:
-            return await self._refuse(proxy, Problem(error.reason, error.message, is_terminal=True))
+            return await self._refuse(proxy, Problem(error.reason, error.message, needs_user_action=True))
         if not spec.paused:
             try:
-                held = await self._finalizer.hold(proxy)
+                held = await self._finalizer.add(proxy)
             except TerminalError as error:
-                told = await self._refuse(proxy, Problem(error.reason, str(error), is_terminal=True))
+                told = await self._refuse(proxy, Problem(error.reason, str(error), needs_user_action=True))
                 return replace(told, failure=error)
             if held["metadata"]["generation"] != proxy["metadata"]["generation"]:
                 # The answer shows an edit of which no watch has told: all that follows must be about that one.
-                return await self._converge(held, failures, is_sweep=is_sweep)
+                return await self._converge(held, failures, is_resync=is_resync)
             proxy = held
-        claim = child_of(proxy, was_told=is_told(proxy))
-        results, trouble = await self._bring_up(proxy, desired, claim, is_paused=spec.paused)
+        check = child_check(proxy, was_reported=observed_current_generation(proxy))
+        results, trouble = await self._apply_children(proxy, desired, check, is_paused=spec.paused)
         if not spec.paused:
             await self._prune(proxy, desired)
         try:
-            registration = await self._register(proxy, spec, results, is_sweep=is_sweep)
+            registration = await self._register(proxy, spec, results, is_resync=is_resync)
         except TransientError as error:
             if isinstance(error, ConflictError):
                 raise
@@ -168,15 +186,15 @@ class Reconciler:
             registration = _unregistered(Problem("Retrying", str(error)))
         if trouble is not None and failures < PERSISTENT_AFTER:
             # One lost connection is no news about the proxy.
-            return Verdict(failure=trouble)
+            return ReconcileResult(failure=trouble)
         address = _address(proxy, _service(results).live)
-        told = await self._tell(Observation(proxy, results, registration.problem, address=address))
-        wishes = [told.again_after_s, registration.again_after_s, *(each.again_after_s for each in results)]
-        again_after_s = min((each for each in wishes if each is not None), default=None)
-        return Verdict(again_after_s, trouble or _waiting(results, registration))
+        told = await self._write_status(Observation(proxy, results, registration.problem, address=address))
+        wishes = [told.requeue_after_s, registration.requeue_after_s, *(each.requeue_after_s for each in results)]
+        requeue_after_s = min((each for each in wishes if each is not None), default=None)
+        return ReconcileResult(requeue_after_s, trouble or _waiting(results, registration))
 
-    async def _bring_up(
-        self, proxy: Object, desired: Mapping[Kind, Object], claim: Claim, *, is_paused: bool
+    async def _apply_children(
+        self, proxy: Object, desired: Mapping[Kind, Object], check: OwnershipCheck, *, is_paused: bool
     ) -> tuple[tuple[Result, ...], TransientError | None]:
         """All children at the same time, but what stands on another one behind it.
 
@@ -186,29 +204,29 @@ class Reconciler:
         troubles: list[TransientError] = []
         is_over = {kind: anyio.Event() for kind in desired}
 
-        async def bring_up(kind: Kind, child: Object) -> None:
+        async def apply_child(kind: Kind, child: Object) -> None:
             try:
-                plan = await self._applier.look(kind, child, claim)
+                plan = await self._applier.plan(kind, child, check)
                 foundation = _FOUNDATIONS.get(kind)
                 if foundation is not None:
                     await is_over[foundation].wait()
                 obstacle = _paused(plan) if is_paused else _missing_foundation(kind, results)
                 if obstacle is None:
-                    result = await self._applier.carry_out(plan, claim)
+                    result = await self._applier.execute(plan, check)
                 else:
                     result = skipped(plan, obstacle)
             except TransientError as error:
                 troubles.append(error)
                 result = self._failed(kind, proxy, Problem("Retrying", str(error)))
             except TerminalError as error:
-                result = self._failed(kind, proxy, Problem(error.reason, str(error), is_terminal=True))
+                result = self._failed(kind, proxy, Problem(error.reason, str(error), needs_user_action=True))
             self._report(proxy, result)
             results[kind] = result
             is_over[kind].set()
 
         async with anyio.create_task_group() as steps:
             for kind, child in desired.items():
-                steps.start_soon(bring_up, kind, child)
+                steps.start_soon(apply_child, kind, child)
         # Where several children met trouble, the one that asked for the most time decides when to come back.
         trouble = max(troubles, key=lambda each: each.retry_after_s or 0.0, default=None)
         return tuple(results[kind] for kind in desired), trouble
@@ -219,7 +237,7 @@ class Reconciler:
         return Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=problem)
 
     async def _register(
-        self, proxy: Object, spec: EnvoyProxySpec, results: tuple[Result, ...], *, is_sweep: bool
+        self, proxy: Object, spec: EnvoyProxySpec, results: tuple[Result, ...], *, is_resync: bool
     ) -> Registration:
         """Make the proxy known, once there is a Service to tell of. Raises what passes by itself.
 
@@ -243,11 +261,11 @@ class Reconciler:
         try:
             hindrance = _NOT_WHILE_PAUSED if spec.paused else service.problem if _is_broken(service) else None
             if hindrance is not None:
-                problem = await self._registrar.observe(record, registry, hindrance, is_sweep=is_sweep)
+                problem = await self._registrar.observe(record, registry, hindrance, is_resync=is_resync)
                 return Registration(Outcome.UNCHANGED, problem)
-            registration = await self._registrar.register(record, registry, is_sweep=is_sweep)
+            registration = await self._registrar.register(record, registry, is_resync=is_resync)
         except TerminalError as error:
-            return _unregistered(Problem(error.reason, str(error), is_terminal=True))
+            return _unregistered(Problem(error.reason, str(error), needs_user_action=True))
         if registration.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
             self._tell_registered(proxy, record, registration)
         return registration
@@ -259,21 +277,21 @@ class Reconciler:
             return
         if known["status"] == "True" and known["observedGeneration"] == record.generation:
             note = f"the record of {record.hostname or record.address} was not as declared"
-            self._tell_event(Occurrence(proxy, "Normal", "DriftRepaired", "Repair", "record", note))
+            self._record_event(Occurrence(proxy, "Normal", "DriftRepaired", "Repair", "record", note))
 
-    async def _refuse(self, proxy: Object, refusal: Problem) -> Verdict:
+    async def _refuse(self, proxy: Object, refusal: Problem) -> ReconcileResult:
         """Say why a declaration can't be acted on; nothing else is written, and what runs goes on running."""
         key = child_key(key_of(proxy))
         children = tuple(
             Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=refusal) for kind in CHILD_KINDS
         )
-        return await self._tell(
+        return await self._write_status(
             Observation(proxy, children, refusal=refusal, address=_address(proxy, self._store.get(SERVICE, key)))
         )
 
-    async def _tell(self, observation: Observation) -> Verdict:
+    async def _write_status(self, observation: Observation) -> ReconcileResult:
         status = next_status(observation, now=self._now())
-        return Verdict(again_after_s=await self._statuses.write(observation.proxy, status))
+        return ReconcileResult(requeue_after_s=await self._statuses.write(observation.proxy, status))
 
     async def _prune(self, proxy: Object, wanted: Mapping[Kind, Object]) -> None:
         """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer."""
@@ -294,7 +312,7 @@ class Reconciler:
                     else:
                         # That life is over, though the watch has not said so. What has its name now may be a
                         # stranger's, and no watch would tell that it has gone again: it is not learnt.
-                        self._store.take(Deleted(kind, known))
+                        self._store.apply_delta(Deleted(kind, known))
 
 
 def _paused(plan: Plan) -> Problem | None:
@@ -327,16 +345,16 @@ def _unregistered(problem: Problem) -> Registration:
 def _waiting(results: tuple[Result, ...], registration: Registration) -> Problem | None:
     """The first problem that time or somebody else may solve without an event that we would see."""
     # A registration that says when to come back has a backoff of its own.
-    registered = registration.problem if registration.again_after_s is None else None
+    registered = registration.problem if registration.requeue_after_s is None else None
     problems = (*(each.problem for each in results), registered)
     return next((each for each in problems if each is not None and each.reason not in _SEEN_BY_WATCH), None)
 
 
-def _coming_back(verdict: Verdict, left: OperatorError) -> Verdict:
+def _coming_back(verdict: ReconcileResult, left: OperatorError) -> ReconcileResult:
     """The verdict on a living proxy while something of a former life is left: no failure of its own."""
     asked_s = left.retry_after_s if isinstance(left, TransientError) else None
-    wishes = (verdict.again_after_s, max(FORMER_LIFE_RETRY_S, asked_s or 0.0))
-    return replace(verdict, again_after_s=min(each for each in wishes if each is not None))
+    wishes = (verdict.requeue_after_s, max(ORPHANED_RECORDS_RETRY_S, asked_s or 0.0))
+    return replace(verdict, requeue_after_s=min(each for each in wishes if each is not None))
 
 
 def _service(results: tuple[Result, ...]) -> Result:

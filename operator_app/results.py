@@ -8,14 +8,14 @@ from operator_app.errors import OperatorError
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a round ended. ``again_after_s``: come back then. ``failure``: not done, come back with backoff.
+class ReconcileResult:
+    """How a round ended. ``requeue_after_s``: come back then. ``failure``: not done, come back with backoff.
 
     Where there are both, the earlier counts, unless a server asked for time.
     """
 
-    again_after_s: float | None = None
+    requeue_after_s: float | None = None
     failure: OperatorError | Problem | None = None
 
 
-DONE: Final = Verdict()
+DONE: Final = ReconcileResult()

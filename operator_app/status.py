@@ -1,7 +1,7 @@
 """The truth about one proxy: computed whole, compared with what is stored, written only on a real transition.
 
-:func:`next_status` is the specification, as an ordered list of pure judgements over one observation. It decides what
-is true; :class:`StatusWriter` decides whether that is news.
+:func:`next_status` is the specification, as an ordered list of pure condition_specs over one observation. It decides
+what is true; :class:`StatusWriter` decides whether that is news.
 
 Guarantees
 
@@ -27,7 +27,7 @@ from operator_app.desired import selector_labels
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
 from operator_app.ssa.fields import Difference, differences, fields_of
-from operator_app.ssa.unblock import is_shadowed, without_shadows
+from operator_app.ssa.unblock import has_stale_managers, without_stale_managers
 
 RECONCILED: Final = "Reconciled"
 AVAILABLE: Final = "Available"
@@ -58,7 +58,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ConditionSpec:
     """One condition without its times."""
 
     type: str
@@ -102,8 +102,7 @@ def next_status(observation: Observation, *, now: datetime) -> Object:
         "readyReplicas": rollout.ready,
         "selector": ",".join(f"{k}={v}" for k, v in sorted(selector_labels(proxy["metadata"]["name"]).items())),
         "conditions": [
-            _condition(judgement, generation, stored.get(judgement.type), now)
-            for judgement in judgements(observation, rollout)
+            _condition(spec, generation, stored.get(spec.type), now) for spec in condition_specs(observation, rollout)
         ],
     }
     if observation.address is not None:
@@ -111,12 +110,13 @@ def next_status(observation: Observation, *, now: datetime) -> Object:
     return status
 
 
-def parting_status(proxy: Object, problem: Problem, *, now: datetime) -> Object:
+def deletion_status(proxy: Object, problem: Problem, *, now: datetime) -> Object:
     """The status of a proxy whose deletion waits because of ``problem``: what was verified of its children stands."""
     generation: int = proxy["metadata"]["generation"]
     stored: Object = proxy.get("status") or {}
     waiting = [
-        Judgement(kind, is_true=False, reason=problem.reason, message=problem.message) for kind in (READY, REGISTERED)
+        ConditionSpec(kind, is_true=False, reason=problem.reason, message=problem.message)
+        for kind in (READY, REGISTERED)
     ]
     known = {each["type"]: each for each in stored.get("conditions", ()) if each["type"] in (RECONCILED, AVAILABLE)}
     conditions = [_condition(each, generation, condition_of(proxy, each.type), now) for each in waiting]
@@ -126,7 +126,7 @@ def parting_status(proxy: Object, problem: Problem, *, now: datetime) -> Object:
     return {"observedGeneration": generation, **kept, "conditions": [*conditions, *known.values()]}
 
 
-def judgements(observation: Observation, rollout: Rollout) -> tuple[Judgement, ...]:
+def condition_specs(observation: Observation, rollout: Rollout) -> tuple[ConditionSpec, ...]:
     """What holds and what does not, in the order in which people read it."""
     reconciled = _reconciled(observation)
     available = _available(observation, rollout)
@@ -136,65 +136,67 @@ def judgements(observation: Observation, rollout: Rollout) -> tuple[Judgement, .
     return (ready, reconciled, available, registered, *progress, *_contended(observation))
 
 
-def _reconciled(observation: Observation) -> Judgement:
+def _reconciled(observation: Observation) -> ConditionSpec:
     problem = _first_problem(observation)
     if problem is not None:
-        return Judgement(RECONCILED, is_true=False, reason=problem.reason, message=problem.message)
+        return ConditionSpec(RECONCILED, is_true=False, reason=problem.reason, message=problem.message)
     kinds = ", ".join(result.kind.kind for result in observation.children)
-    return Judgement(RECONCILED, is_true=True, reason="Verified", message=f"every declared field holds of: {kinds}")
+    return ConditionSpec(RECONCILED, is_true=True, reason="Verified", message=f"every declared field holds of: {kinds}")
 
 
-def _available(observation: Observation, rollout: Rollout) -> Judgement:
+def _available(observation: Observation, rollout: Rollout) -> ConditionSpec:
     if _deployment(observation) is None:
-        return Judgement(AVAILABLE, is_true=False, reason="NoDeployment", message="the Deployment does not exist yet")
+        return ConditionSpec(
+            AVAILABLE, is_true=False, reason="NoDeployment", message="the Deployment does not exist yet"
+        )
     if not rollout.has_enough:
         message = "fewer proxies are ready than the spec asks for; readyReplicas has the number"
-        return Judgement(AVAILABLE, is_true=False, reason="NotEnoughReady", message=message)
+        return ConditionSpec(AVAILABLE, is_true=False, reason="NotEnoughReady", message=message)
     if rollout.wanted == 0:
-        return Judgement(AVAILABLE, is_true=True, reason="ScaledToZero", message="the spec asks for no proxies")
-    return Judgement(AVAILABLE, is_true=True, reason="EnoughReady", message="enough proxies are ready")
+        return ConditionSpec(AVAILABLE, is_true=True, reason="ScaledToZero", message="the spec asks for no proxies")
+    return ConditionSpec(AVAILABLE, is_true=True, reason="EnoughReady", message="enough proxies are ready")
 
 
-def _registered(observation: Observation) -> Judgement:
+def _registered(observation: Observation) -> ConditionSpec:
     problem = observation.refusal or observation.registration
     if problem is not None:
-        return Judgement(REGISTERED, is_true=False, reason=problem.reason, message=problem.message)
-    return Judgement(REGISTERED, is_true=True, reason="Confirmed", message="the registry confirms the record")
+        return ConditionSpec(REGISTERED, is_true=False, reason=problem.reason, message=problem.message)
+    return ConditionSpec(REGISTERED, is_true=True, reason="Confirmed", message="the registry confirms the record")
 
 
-def _ready(rollout: Rollout, *parts: Judgement) -> Judgement:
+def _ready(rollout: Rollout, *parts: ConditionSpec) -> ConditionSpec:
     """The three together, once nothing but Pods of the current template is left to answer."""
     for part in parts:
         if not part.is_true:
-            return Judgement(READY, is_true=False, reason=part.reason, message=part.message)
+            return ConditionSpec(READY, is_true=False, reason=part.reason, message=part.message)
     if not rollout.is_complete:
         message = "proxies with an older configuration are still being replaced"
-        return Judgement(READY, is_true=False, reason="RollingOut", message=message)
-    return Judgement(READY, is_true=True, reason="Ready", message="reconciled, available and registered")
+        return ConditionSpec(READY, is_true=False, reason="RollingOut", message=message)
+    return ConditionSpec(READY, is_true=True, reason="Ready", message="reconciled, available and registered")
 
 
-def _progress(observation: Observation, rollout: Rollout, *parts: Judgement) -> tuple[Judgement, ...]:
+def _progress(observation: Observation, rollout: Rollout, *parts: ConditionSpec) -> tuple[ConditionSpec, ...]:
     """kstatus: at most one of ``Stalled`` (somebody has to act) and ``Reconciling`` (wait)."""
     problems = (observation.refusal, *(result.problem for result in observation.children), observation.registration)
     for problem in problems:
-        if problem is not None and problem.is_terminal:
-            return (Judgement(STALLED, is_true=True, reason=problem.reason, message=problem.message),)
+        if problem is not None and problem.needs_user_action:
+            return (ConditionSpec(STALLED, is_true=True, reason=problem.reason, message=problem.message),)
     if rollout.is_past_deadline:
         message = "the Deployment makes no progress; look at its Pods"
-        return (Judgement(STALLED, is_true=True, reason="ProgressDeadlineExceeded", message=message),)
+        return (ConditionSpec(STALLED, is_true=True, reason="ProgressDeadlineExceeded", message=message),)
     if not rollout.is_complete or not all(part.is_true for part in parts):
         message = "the declared state is on its way"
-        return (Judgement(RECONCILING, is_true=True, reason="Progressing", message=message),)
+        return (ConditionSpec(RECONCILING, is_true=True, reason="Progressing", message=message),)
     return ()
 
 
-def _contended(observation: Observation) -> tuple[Judgement, ...]:
+def _contended(observation: Observation) -> tuple[ConditionSpec, ...]:
     """Who takes which fields again and again, as long as that is fresh in memory."""
     fights = [(result.kind, result.contention) for result in observation.children if result.contention is not None]
     if not fights:
         return ()
     message = "; ".join(f"{fight} of the {kind}" for kind, fight in fights)
-    return (Judgement(CONTENDED, is_true=True, reason="FieldsTaken", message=message),)
+    return (ConditionSpec(CONTENDED, is_true=True, reason="FieldsTaken", message=message),)
 
 
 def rollout_of(observation: Observation) -> Rollout:
@@ -234,18 +236,18 @@ def _first_problem(observation: Observation) -> Problem | None:
     return next((problem for problem in problems if problem is not None), None)
 
 
-def _condition(judgement: Judgement, generation: int, stored: Object | None, now: datetime) -> Object:
-    status = "True" if judgement.is_true else "False"
+def _condition(spec: ConditionSpec, generation: int, stored: Object | None, now: datetime) -> Object:
+    status = "True" if spec.is_true else "False"
     since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     if stored is not None and stored["status"] == status:
         since = stored["lastTransitionTime"]
     return {
-        "type": judgement.type,
+        "type": spec.type,
         "status": status,
         "observedGeneration": generation,
         "lastTransitionTime": since,
-        "reason": judgement.reason,
-        "message": judgement.message,
+        "reason": spec.reason,
+        "message": spec.message,
     }
 
 
@@ -255,7 +257,7 @@ def condition_of(proxy: Object, kind: str) -> Object | None:
     return next((each for each in stored if each["type"] == kind), None)
 
 
-def is_told(proxy: Object) -> bool:
+def observed_current_generation(proxy: Object) -> bool:
     """Whether a round has told how the proxy's current generation fares, well or not."""
     known = condition_of(proxy, RECONCILED)
     return known is not None and bool(known["observedGeneration"] == proxy["metadata"]["generation"])
@@ -303,11 +305,11 @@ class StatusWriter:
         Raises ``ConflictError`` when the proxy is not at the observed version any more: observe anew.
         """
         key = key_of(proxy)
-        if is_shadowed(proxy, subresource=_SUBRESOURCE):
-            proxy = await self._cast_off_shadows(proxy)
+        if has_stale_managers(proxy, subresource=_SUBRESOURCE):
+            proxy = await self._remove_stale_managers(proxy)
         wanted = status
         if not fields_of(proxy, subresource=_SUBRESOURCE):
-            status = _with_what_was_said(status, proxy)
+            status = _reclaim_previous_conditions(status, proxy)
         metadata = {name: proxy["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         desired = {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": metadata, "status": status}
         news = differences(desired, proxy, subresource=_SUBRESOURCE)
@@ -323,13 +325,13 @@ class StatusWriter:
         is_same = applied.object["metadata"]["resourceVersion"] == metadata["resourceVersion"]
         self._on_write(ENVOY_PROXY, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         self._store.learn(ENVOY_PROXY, applied.object)
-        is_more_to_do = status != wanted or is_shadowed(applied.object, subresource=_SUBRESOURCE)
+        is_more_to_do = status != wanted or has_stale_managers(applied.object, subresource=_SUBRESOURCE)
         return 0.0 if is_more_to_do else None
 
-    async def _cast_off_shadows(self, proxy: Object) -> Object:
+    async def _remove_stale_managers(self, proxy: Object) -> Object:
         """Be the only owner of what we said, in exactly this version, so that giving it up removes it."""
         pinned = {name: proxy["metadata"][name] for name in ("uid", "resourceVersion")}
-        entries = without_shadows(proxy, subresource=_SUBRESOURCE)
+        entries = without_stale_managers(proxy, subresource=_SUBRESOURCE)
         stored = await self._cluster.merge_patch(
             ENVOY_PROXY, key_of(proxy), {"metadata": pinned | {"managedFields": entries}}
         )
@@ -342,7 +344,7 @@ class StatusWriter:
         self._due_mono.pop(key, None)
 
 
-def _with_what_was_said(status: Object, proxy: Object) -> Object:
+def _reclaim_previous_conditions(status: Object, proxy: Object) -> Object:
     """``status`` and what else we once said of ``proxy``: only what we own again can be taken back."""
     stored: Object = proxy.get("status") or {}
     said = {each["type"]: each for each in stored.get("conditions", ()) if each["type"] in _TYPES}

@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Rule:
     """One sentence of the API's grammar, in the two languages that judge it.
 
-    ``cel`` is what the API server evaluates (``x-kubernetes-validations``), ``holds`` the same judgement for the
+    ``cel`` is what the API server evaluates (``x-kubernetes-validations``), ``holds`` the same spec for the
     models. ``holds`` is None where the API server alone judges: the object's name or history, what the child's own
     validation refuses as well, and what is unwise but harmless to render. ``field`` is the member that an error of a
     model's rule is reported at (``fieldPath``), as ``.listeners``.

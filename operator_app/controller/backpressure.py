@@ -15,16 +15,16 @@ HALF_LIFE_S: Final = 10.0
 """In this time without refusals the level halves."""
 
 LEAST_SHARE: Final = 0.1
-"""The share of workers that goes on under full pressure."""
+"""The share of workers that goes on under full backpressure."""
 
 _NEGLIGIBLE: Final = 0.01
 
 # For each priority: the level from which it slows down, and its delay in seconds at level 1; linear in between. None is
-# longer than the pressure takes to fade.
-_DELAYS: Final = {Priority.SWEEP: (0.0, 60.0), Priority.REPAIR: (0.3, 10.0), Priority.USER: (0.8, 1.0)}
+# longer than the backpressure takes to fade.
+_DELAYS: Final = {Priority.RESYNC: (0.0, 60.0), Priority.REPAIR: (0.3, 10.0), Priority.USER: (0.8, 1.0)}
 
 
-class Pressure:
+class Backpressure:
     """One level between 0 and 1, raised by refusals and fading with time. ``now_mono`` never goes back."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ class Reporter:
             generation=proxy["metadata"]["generation"],
             kind=result.kind.kind,
             outcome=result.outcome.value,
-            reasons=[each.as_dict() for each in result.reasons],
+            changes=[each.as_dict() for each in result.changes],
             problem=result.problem.reason if result.problem else None,
         )
         drift = _drift(result) if is_write and is_verified(proxy) else ()
@@ -48,4 +48,4 @@ class Reporter:
 def _drift(result: Result) -> tuple[str, ...]:
     if result.outcome is Outcome.CREATED:
         return ("it was deleted",)
-    return tuple(str(each) for each in result.reasons if each.drift is Drift.TAKEN)
+    return tuple(str(each) for each in result.changes if each.drift is Drift.NOT_OWNED)

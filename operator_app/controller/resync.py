@@ -55,10 +55,10 @@ async def sweep(
         if store.version(kind, key) != version:
             continue  # it has spoken during the read
         known = store.get(kind, key)
-        if live is not None and store.take(Changed(kind, live)):
+        if live is not None and store.apply_delta(Changed(kind, live)):
             missed.append(Missed(kind, live, is_gone=False))
         elif live is None and known is not None:
-            store.take(Deleted(kind, known))
+            store.apply_delta(Deleted(kind, known))
             missed.append(Missed(kind, known, is_gone=True))
     return tuple(missed)
 

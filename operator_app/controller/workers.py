@@ -12,24 +12,24 @@ import anyio
 import structlog
 
 from operator_app.api.kinds import Key
-from operator_app.controller.backpressure import Pressure
+from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.workqueue import Limits, Priority, WorkQueue
 from operator_app.errors import OperatorError, TransientError, bounded_s
 from operator_app.observability.metrics import Backlog, Metrics
-from operator_app.results import Verdict
+from operator_app.results import ReconcileResult
 
 log = structlog.get_logger(__name__)
 
-Work = Callable[[Key, int], Awaitable[Verdict | None]]
+Work = Callable[[Key, int], Awaitable[ReconcileResult | None]]
 """One round of a key that has failed that many times in a row; ``None`` when it was not this replica's to run."""
 
 LOOK_AGAIN_S: Final = 1.0
-"""How soon workers that pressure keeps idle are noticed to be free again."""
+"""How soon workers that backpressure keeps idle are noticed to be free again."""
 
 _CRASHED: Final = "the round crashed; the log has the traceback"
 
 
-class Dispatcher:
+class WorkerPool:
     """Runs rounds until it is stopped.
 
     At most ``workers`` rounds run at a time, fewer while the API server pushes back. A round that crashes costs its own
@@ -40,7 +40,7 @@ class Dispatcher:
         self,
         work: Work,
         limits: Limits,
-        pressure: Pressure,
+        backpressure: Backpressure,
         metrics: Metrics,
         *,
         workers: int,
@@ -49,7 +49,7 @@ class Dispatcher:
     ) -> None:
         self._work = work
         self._queue = WorkQueue(limits, rand=rand, weight=weight)
-        self._pressure = pressure
+        self._backpressure = backpressure
         self._metrics = metrics
         self._workers = workers
         self._news = anyio.Event()
@@ -65,10 +65,10 @@ class Dispatcher:
         lanes = ((lane, self._queue.depth(lane, now=now)) for lane in self._queue.lanes())
         return [Backlog(lane, depth, self._queue.oldest_age_s(lane, now=now)) for lane, depth in lanes if depth]
 
-    def want(self, key: Key, lane: str, priority: Priority) -> None:
+    def enqueue(self, key: Key, lane: str, priority: Priority) -> None:
         """Want a round of ``key``, put off for as long as the API server pushes back on such rounds."""
         now = time.monotonic()
-        at = now + self._pressure.delay_s(priority, now_mono=now)
+        at = now + self._backpressure.delay_s(priority, now_mono=now)
         self._queue.add_at(key, lane, priority, at=at, now=now)
         self._news.set()
 
@@ -91,18 +91,18 @@ class Dispatcher:
             wake_at: float | None = None
             allowed = self._allowed()
             if self._queue.in_flight < allowed:
-                key = self._queue.take(time.monotonic())
+                key = self._queue.get(time.monotonic())
                 if key is not None:
                     return key
                 wake_at = self._queue.ready_at(time.monotonic())
             elif allowed < self._workers:
-                wake_at = time.monotonic() + LOOK_AGAIN_S  # nobody tells when pressure fades
+                wake_at = time.monotonic() + LOOK_AGAIN_S  # nobody tells when backpressure fades
             await self._rest(wake_at)
         return None
 
     def _allowed(self) -> int:
         """How many rounds may run now."""
-        return max(1, int(self._workers * self._pressure.share(now_mono=time.monotonic())))
+        return max(1, int(self._workers * self._backpressure.share(now_mono=time.monotonic())))
 
     async def _rest(self, wake_at: float | None) -> None:
         """Sleep until there is news or ``wake_at`` has come."""
@@ -112,32 +112,32 @@ class Dispatcher:
 
     async def _round(self, key: Key) -> None:
         begun_mono = time.monotonic()
-        verdict: Verdict | None = None
+        verdict: ReconcileResult | None = None
         try:
             verdict = await self._work(key, self._queue.failures(key))
         except Exception:
             log.exception("round_crashed", proxy=str(key))
-            verdict = Verdict(failure=OperatorError(_CRASHED))
+            verdict = ReconcileResult(failure=OperatorError(_CRASHED))
         if verdict is not None:
             self._metrics.round_seconds.observe(time.monotonic() - begun_mono)
             self._metrics.rounds.labels("failed" if verdict.failure else "done").inc()
         try:
-            self._settle(key, verdict or Verdict())
+            self._settle(key, verdict or ReconcileResult())
         except Exception:
             log.exception("round_unsettled", proxy=str(key))
             with suppress(ValueError):  # the key is not in flight: so much was settled
                 self._queue.failed(key, now=time.monotonic())
         self._news.set()
 
-    def _settle(self, key: Key, verdict: Verdict) -> None:
+    def _settle(self, key: Key, verdict: ReconcileResult) -> None:
         now = time.monotonic()
-        again_s = None if verdict.again_after_s is None else bounded_s(verdict.again_after_s)
+        again_s = None if verdict.requeue_after_s is None else bounded_s(verdict.requeue_after_s)
         if verdict.failure is None:
-            self._queue.done(key, now=now, again_after_s=again_s)
+            self._queue.done(key, now=now, requeue_after_s=again_s)
             return
         wish_s = verdict.failure.retry_after_s if isinstance(verdict.failure, TransientError) else None
         if wish_s is not None:
             # The server's wish and the backoff go before the round's: it is the server that is in trouble.
             again_s = None
-        delay_s = self._queue.failed(key, now=now, retry_after_s=wish_s, again_after_s=again_s)
+        delay_s = self._queue.failed(key, now=now, retry_after_s=wish_s, requeue_after_s=again_s)
         log.info("round_failed", proxy=str(key), error=str(verdict.failure), retry_in_s=round(delay_s, 3))

@@ -49,7 +49,7 @@ class Priority(IntEnum):
     """Somebody changed the declaration: a new generation, or a deletion."""
     REPAIR = 1
     """Something that belongs to the object changed, or a round asked to come back."""
-    SWEEP = 2
+    RESYNC = 2
     """Nothing is known to be wrong; the slow full sweep looks anyway."""
 
 
@@ -150,15 +150,15 @@ class _Entry:
     key: Key
     lane: str
     # No wish at all is the worst priority at no moment, so that merging it with a real wish needs no special case.
-    priority: Priority = Priority.SWEEP
+    priority: Priority = Priority.RESYNC
     at: float = NEVER
     working: "_Lane | None" = None
-    working_priority: Priority = Priority.SWEEP
+    working_priority: Priority = Priority.RESYNC
     failures: int = 0
     backoff_until: float = -math.inf
     refused_until: float = -math.inf
 
-    def want(self, priority: Priority, at: float) -> None:
+    def request(self, priority: Priority, at: float) -> None:
         """Merge one more wish into this one."""
         self.priority = min(self.priority, priority)
         self.at = min(self.at, at)
@@ -264,7 +264,7 @@ class WorkQueue:
 
         if entry.working is not None:
             entry.lane = lane
-            entry.want(priority, at)
+            entry.request(priority, at)
             return
         if entry.lane == lane and entry.priority <= priority and entry.at <= at:
             return
@@ -272,13 +272,13 @@ class WorkQueue:
         if left is not None:
             left.discard(entry)
         entry.lane = lane
-        entry.want(priority, at)
+        entry.request(priority, at)
         # The lane left is settled last: one that only changes its wish must not lose its place in the ring.
         self._place(entry, now)
         if left is not None and left.name != lane:
             self._settle(left, now)
 
-    def take(self, now: float) -> Key | None:
+    def get(self, now: float) -> Key | None:
         """The next key, now in flight until ``done`` or ``failed``; ``None`` when nothing can run at ``now``."""
         self._wake(now)
         if not self._ring:
@@ -286,7 +286,7 @@ class WorkQueue:
         lane = next(iter(self._ring))
         entry = lane.pop(self._limits.age_promotes_after_s)
         entry.working, entry.working_priority = lane, entry.priority
-        entry.priority, entry.at = Priority.SWEEP, NEVER
+        entry.priority, entry.at = Priority.RESYNC, NEVER
         lane.in_flight += 1
         self._in_flight += 1
         lane.takes_left -= 1
@@ -296,17 +296,17 @@ class WorkQueue:
         self._settle(lane, now)
         return entry.key
 
-    def done(self, key: Key, *, now: float, again_after_s: float | None = None) -> None:
+    def done(self, key: Key, *, now: float, requeue_after_s: float | None = None) -> None:
         """The round succeeded: failures are forgotten, and the key with them unless another round is wanted.
 
-        ``again_after_s`` is the round's own wish to come back, which ranks no better than a repair: the user's
+        ``requeue_after_s`` is the round's own wish to come back, which ranks no better than a repair: the user's
         edit was served. Raises ``ValueError`` if ``key`` is not in flight or the seconds are negative or not finite.
         """
-        again_at = None if again_after_s is None else now + _seconds("again_after_s", again_after_s)
+        again_at = None if requeue_after_s is None else now + _seconds("requeue_after_s", requeue_after_s)
         entry, lane = self._finish(key, now)
         entry.failures = 0
         if again_at is not None:
-            entry.want(max(entry.working_priority, Priority.REPAIR), again_at)
+            entry.request(max(entry.working_priority, Priority.REPAIR), again_at)
         if entry.at == NEVER:
             del self._entries[key]
         else:
@@ -314,19 +314,20 @@ class WorkQueue:
         self._settle(lane, now)
 
     def failed(
-        self, key: Key, *, now: float, retry_after_s: float | None = None, again_after_s: float | None = None
+        self, key: Key, *, now: float, retry_after_s: float | None = None, requeue_after_s: float | None = None
     ) -> float:
         """The round failed: the key is delayed, by the seconds that are returned.
 
-        The retry keeps the priority of the round that failed (or a better one that was added meanwhile) until it is
-        in the slow lane, where it ranks with sweeps. If the user changed the declaration during the round, the failure
+        The retry keeps the priority of the round that failed (or a better one that was added meanwhile) until it is in
+        the slow lane, where it ranks with sweeps. If the user changed the declaration during the round, the failure
         says nothing about the new one: it does not count, and only the edit's own moment and ``retry_after_s`` are
-        waited for. ``again_after_s`` is as in ``done``: it comes before the backoff, and not before ``retry_after_s``.
+        waited for. ``requeue_after_s`` is as in ``done``: it comes before the backoff, and not before
+        ``retry_after_s``.
 
         Raises ``ValueError`` if ``key`` is not in flight or the seconds are negative or not finite.
         """
         refused_s = 0.0 if retry_after_s is None else _seconds("retry_after_s", retry_after_s)
-        again_s = None if again_after_s is None else max(refused_s, _seconds("again_after_s", again_after_s))
+        again_s = None if requeue_after_s is None else max(refused_s, _seconds("requeue_after_s", requeue_after_s))
         entry, lane = self._finish(key, now)
         edited = entry.priority is Priority.USER
         if edited:
@@ -336,11 +337,11 @@ class WorkQueue:
             entry.failures += 1
             delay_s = max(refused_s, self._backoff_s(entry.failures))
             is_slow = entry.failures >= self._limits.slow_lane_after
-            entry.priority = min(entry.priority, Priority.SWEEP if is_slow else entry.working_priority)
+            entry.priority = min(entry.priority, Priority.RESYNC if is_slow else entry.working_priority)
         entry.refused_until = now + refused_s
         entry.backoff_until = entry.at = now + delay_s
         if again_s is not None:
-            entry.want(max(entry.working_priority, Priority.REPAIR), now + again_s)
+            entry.request(max(entry.working_priority, Priority.REPAIR), now + again_s)
             delay_s = min(delay_s, again_s)
         self._place(entry, now)
         self._settle(lane, now)

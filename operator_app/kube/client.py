@@ -35,7 +35,7 @@ from lightkube.types import PatchType
 
 from operator_app.api.kinds import FIELD_MANAGER, LEASE, Key, Kind, Object, key_of
 from operator_app.errors import NotFoundError, OperatorError, TransientError, UndecodableError
-from operator_app.kube.fencing import at_the_last_moment
+from operator_app.kube.fencing import check_before_sending
 from operator_app.kube.kubeconfig import endpoint
 from operator_app.kube.responses import Page, WatchEvent, object_in, page_in, refusal, watch_event
 from operator_app.kube.transport import tls_context, transport
@@ -344,7 +344,7 @@ class Cluster:
         http.extensions[REQUEST_EXTENSION] = request
         if self._before_write is not None and request.verb not in _READS:
             self._before_write(request)
-            http.extensions["trace"] = at_the_last_moment(functools.partial(self._before_write, request))
+            http.extensions["trace"] = check_before_sending(functools.partial(self._before_write, request))
         begun_mono = anyio.current_time()
         status: int | None = None
         try:

@@ -18,7 +18,7 @@ from operator_app.api.kinds import EVENT, FIELD_MANAGER, Key, Object
 from operator_app.errors import ConflictError, OperatorError
 from operator_app.kube import fencing
 from operator_app.kube.client import Cluster
-from operator_app.kube.fencing import Hold
+from operator_app.kube.fencing import FencingToken
 
 log = structlog.get_logger(__name__)
 
@@ -51,12 +51,12 @@ class EventRecorder:
         self._cluster = cluster
         self._instance = instance
         self._now = now
-        self._send, self._receive = anyio.create_memory_object_stream[tuple[Occurrence, Hold | None]](BACKLOG)
+        self._send, self._receive = anyio.create_memory_object_stream[tuple[Occurrence, FencingToken | None]](BACKLOG)
 
     def record(self, occurrence: Occurrence) -> None:
         """Queue an occurrence, to be sent on the right to write of whoever records it; never waits, never raises."""
         try:
-            self._send.send_nowait((occurrence, fencing.carried()))
+            self._send.send_nowait((occurrence, fencing.current_token()))
         except anyio.WouldBlock:
             log.warning("event_dropped", reason=occurrence.reason, note=occurrence.note)
 
@@ -64,14 +64,14 @@ class EventRecorder:
         """Send what is queued, until cancelled; the recorder is of no use after that."""
         with self._send, self._receive:
             while True:
-                occurrence, hold = await self._receive.receive()
+                occurrence, token = await self._receive.receive()
                 try:
-                    with fencing.under(hold):
-                        await self._tell(occurrence)
+                    with fencing.holding(token):
+                        await self._notify(occurrence)
                 except OperatorError as error:
                     log.warning("event_failed", reason=occurrence.reason, error=str(error))
 
-    async def _tell(self, occurrence: Occurrence) -> None:
+    async def _notify(self, occurrence: Occurrence) -> None:
         event = self._event(occurrence)
         try:
             await self._cluster.create(EVENT, event)

@@ -63,20 +63,20 @@ class _Shelf:
     packed: dict[Key, _Packed] = field(default_factory=dict)
     by_index: dict[Hashable, set[Key]] = field(default_factory=dict)
     model: bytes = b""
-    seen: dict[str | None, int] = field(default_factory=dict)
+    high_water_marks: dict[str | None, int] = field(default_factory=dict)
     listing: dict[str | None, set[Key]] = field(default_factory=dict)
     synced: set[str | None] = field(default_factory=set)
 
-    def saw(self, scope: str | None, version: int) -> None:
+    def advance_high_water_mark(self, scope: str | None, version: int) -> None:
         """Take note that everything of ``scope`` up to ``version`` was shown."""
-        self.seen[scope] = max(self.seen.get(scope, 0), version)
+        self.high_water_marks[scope] = max(self.high_water_marks.get(scope, 0), version)
 
     def may_exist(self, key: Key, as_of: int) -> bool:
         """Whether an object that something other than the watch shows as of ``as_of`` can be there still.
 
         What is unknown although everything up to then was shown was deleted in between, and stays away.
         """
-        shown = max(self.seen.get(None, 0), self.seen.get(key.namespace, 0))
+        shown = max(self.high_water_marks.get(None, 0), self.high_water_marks.get(key.namespace, 0))
         return key in self.packed or as_of >= shown
 
     def version(self, key: Key) -> int | None:
@@ -173,15 +173,15 @@ class Store:
         # At the very version of the deletion the answer is that deletion itself.
         return shelf.may_exist(key_of(obj), version_of(obj) - 1) and shelf.put(obj)
 
-    def take(self, delta: Delta) -> tuple[Object, ...]:
+    def apply_delta(self, delta: Delta) -> tuple[Object, ...]:
         """Take over what a watch has to say, and return what was news: objects as they are now, or last were."""
         shelf = self._shelves[delta.kind]
         match delta:
             case Changed():
-                shelf.saw(key_of(delta.object).namespace, version_of(delta.object))
+                shelf.advance_high_water_mark(key_of(delta.object).namespace, version_of(delta.object))
                 return (delta.object,) if shelf.put(delta.object) else ()
             case Deleted():
-                shelf.saw(key_of(delta.object).namespace, version_of(delta.object))
+                shelf.advance_high_water_mark(key_of(delta.object).namespace, version_of(delta.object))
                 return (delta.object,) if shelf.forget(delta.object) else ()
             case Listed():
                 return _take_page(shelf, delta)
@@ -198,7 +198,7 @@ def _take_page(shelf: _Shelf, page: Listed) -> tuple[Object, ...]:
     if page.last:
         news += _forget_unnamed(shelf, page.namespace, as_of)
         del shelf.listing[page.namespace]
-        shelf.saw(page.namespace, as_of)
+        shelf.advance_high_water_mark(page.namespace, as_of)
         shelf.synced.add(page.namespace)
     return tuple(news)
 

@@ -93,10 +93,10 @@ class Failed:
     error: OperatorError
 
 
-Outcome = Complete | Ended | Failed
+StreamOutcome = Complete | Ended | Failed
 
 
-def after(state: State, outcome: Outcome, times: WatchTimes) -> State:
+def after(state: State, ended: StreamOutcome, times: WatchTimes) -> State:
     """The state that follows from how a list or a stream went.
 
     A stream resumes from where it got to, except where only a list helps: after 410 in any form; after a terminal error
@@ -108,7 +108,7 @@ def after(state: State, outcome: Outcome, times: WatchTimes) -> State:
     ended early is a failure even without an error, else an empty answer would be asked for at full speed. A complete
     list forgets nothing, so that list, 410, list, 410 slows down.
     """
-    match state, outcome:
+    match state, ended:
         case _, Complete(version):
             return Watching(version, failures=state.failures)
         case Watching(), Ended(reached, heard, lasted_s, error):
@@ -153,9 +153,9 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
     """
     state: State = Listing()
     while True:
-        outcome: Outcome
+        ended: StreamOutcome
         if isinstance(state, Listing):
-            outcome = await _list(cluster, kind, namespace, labels, sink)
+            ended = await _list(cluster, kind, namespace, labels, sink)
         else:
             stream = cluster.watch(
                 kind,
@@ -165,16 +165,16 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
                 namespace=namespace,
                 labels=labels,
             )
-            outcome = await _watch(stream, kind, state.resource_version, sink)
-        before, state = state, after(state, outcome, settings)
+            ended = await _watch(stream, kind, state.resource_version, sink)
+        before, state = state, after(state, ended, settings)
         if isinstance(before, Watching):
             on_event("reconnect" if isinstance(state, Watching) else "relist")
-        if isinstance(outcome, Complete):
+        if isinstance(ended, Complete):
             continue
-        if outcome.error is not None:
-            on_trouble(kind, outcome.error)
+        if ended.error is not None:
+            on_trouble(kind, ended.error)
         if state.failures:
-            await sleep(max(settings.pause_s(state.failures, rand()), _wish_s(outcome.error)))
+            await sleep(max(settings.pause_s(state.failures, rand()), _wish_s(ended.error)))
 
 
 async def _list(

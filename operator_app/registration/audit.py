@@ -31,10 +31,9 @@ from operator_app.errors import OperatorError, TerminalError, TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
 from operator_app.registration.claims import holder_of
-from operator_app.registration.ledger import IN_CLUSTER, Entry, Name, proxy_of
+from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry, Name, proxy_of
 from operator_app.registration.registrar import LONGEST_CALL_S, Registries
-from operator_app.registration.registry import Entry as OutsideEntry
-from operator_app.registration.registry import Registry
+from operator_app.registration.registry import OutsideRecord, Registry
 
 _OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 _BATCH: Final = 200
@@ -78,9 +77,9 @@ class Survey:
     """
 
     proxies: Mapping[str, Key]
-    entries: Sequence[Entry]
+    entries: Sequence[LedgerEntry]
     claims: Sequence[Object]
-    outside: Mapping[str, Sequence[OutsideEntry]]
+    outside: Mapping[str, Sequence[OutsideRecord]]
     namespaces: Sequence[str] = ()
 
 
@@ -120,7 +119,7 @@ def _of_entries(survey: Survey) -> list[Finding]:
     return found
 
 
-def _of_outside(survey: Survey, entries: Mapping[str, Entry]) -> list[Finding]:
+def _of_outside(survey: Survey, entries: Mapping[str, LedgerEntry]) -> list[Finding]:
     found = []
     for registry, records in survey.outside.items():
         for record in records:
@@ -134,9 +133,9 @@ def _of_outside(survey: Survey, entries: Mapping[str, Entry]) -> list[Finding]:
 
 async def outside_entries(
     registries: Registries,
-) -> tuple[dict[str, tuple[OutsideEntry, ...]], dict[str, OperatorError]]:
+) -> tuple[dict[str, tuple[OutsideRecord, ...]], dict[str, OperatorError]]:
     """Every record that our registries hold of ours, and why a registry could not be read."""
-    read: dict[str, tuple[OutsideEntry, ...]] = {}
+    read: dict[str, tuple[OutsideRecord, ...]] = {}
     failed: dict[str, OperatorError] = {}
     for name, registry in registries.outside.items():
         try:
@@ -148,7 +147,7 @@ async def outside_entries(
     return read, failed
 
 
-async def _all_of(registry: Registry) -> tuple[OutsideEntry, ...]:
+async def _all_of(registry: Registry) -> tuple[OutsideRecord, ...]:
     """All of a registry's list, however long, as long as it goes on."""
     entries, read = registry.entries(), []
     while True:
@@ -161,7 +160,7 @@ async def _all_of(registry: Registry) -> tuple[OutsideEntry, ...]:
 
 async def survey(
     cluster: Cluster,
-    outside: Mapping[str, Sequence[OutsideEntry]],
+    outside: Mapping[str, Sequence[OutsideRecord]],
     *,
     namespace: str,
     namespaces: Sequence[str] = (),
@@ -171,7 +170,7 @@ async def survey(
     The living are listed last: whoever is not among them then, and has a record that was seen before, is dead. UIDs are
     never used again. Raises the cluster's errors.
     """
-    entries = [Entry(each) for each in await _listed(cluster, PROXY_REGISTRATION, namespace, _OURS)]
+    entries = [LedgerEntry(each) for each in await _listed(cluster, PROXY_REGISTRATION, namespace, _OURS)]
     claims = await _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS)
     scopes = namespaces or (None,)
     living = [each for scope in scopes for each in await _listed(cluster, ENVOY_PROXY, scope, None)]
@@ -180,10 +179,10 @@ async def survey(
 
 
 async def survey_of(
-    store: Store, outside: Mapping[str, Sequence[OutsideEntry]], *, namespaces: Sequence[str] = ()
+    store: Store, outside: Mapping[str, Sequence[OutsideRecord]], *, namespaces: Sequence[str] = ()
 ) -> Survey:
     """The same from what a running operator knows, without a request."""
-    entries = [Entry(each) for each in await _known(store, PROXY_REGISTRATION)]
+    entries = [LedgerEntry(each) for each in await _known(store, PROXY_REGISTRATION)]
     claims = await _known(store, HOSTNAME_CLAIM)
     proxies = {each["metadata"]["uid"]: key_of(each) for each in await _known(store, ENVOY_PROXY)}
     return Survey(proxies, entries, claims, outside, namespaces)
@@ -206,7 +205,7 @@ async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, nam
     if found is None or holder_of(found) != finding.uid:
         return False
     if kind == PROXY_REGISTRATION:
-        for name in sorted(Entry(found).names):
+        for name in sorted(LedgerEntry(found).names):
             unknown = registries.unknown(name.registry)
             if unknown is not None:
                 raise TerminalError(unknown.reason, unknown.message, kind=kind, key=key)

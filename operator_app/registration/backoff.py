@@ -12,8 +12,8 @@ from operator_app.apply import Outcome, Problem
 from operator_app.errors import TransientError
 from operator_app.registration.registry import Record, Registration
 
-REST_BASE_S: Final = 0.5
-REST_CAP_S: Final = 10.0
+OPEN_BASE_S: Final = 0.5
+OPEN_CAP_S: Final = 10.0
 """No rest is longer than this, unless the registry asks for more."""
 
 
@@ -26,7 +26,7 @@ class _Pause:
     is_asked_for: bool
 
 
-class Patience:
+class Backoff:
     """Pauses by UID: ``min(cap_s, base_s * 2 ** (failures - 1))`` seconds, of which the second half is random.
 
     ``rand`` gives numbers in [0, 1). A pause ends early when the record changes, unless the registry asked for it
@@ -45,27 +45,27 @@ class Patience:
         pause = self._pauses.get(record.uid)
         if pause is None or pause.until_mono <= now_mono or (pause.record != record and not pause.is_asked_for):
             return None
-        return Registration(Outcome.SKIPPED, pause.problem, again_after_s=pause.until_mono - now_mono)
+        return Registration(Outcome.SKIPPED, pause.problem, requeue_after_s=pause.until_mono - now_mono)
 
     def failed(
         self, record: Record, problem: Problem, *, now_mono: float, asked_s: float | None = None
     ) -> Registration:
         """Begin a pause because of ``problem``, and give the answer for it. ``asked_s`` is the registry's own wish."""
         failures = self._failures(record)
-        step_s = self._cap_s if problem.is_terminal else self._step_s(failures)
+        step_s = self._cap_s if problem.needs_user_action else self._step_s(failures)
         pause_s = max(self._with_chance(step_s), asked_s or 0.0)
         self._pauses[record.uid] = _Pause(record, problem, failures + 1, now_mono + pause_s, asked_s is not None)
-        return Registration(Outcome.SKIPPED, problem, again_after_s=pause_s)
+        return Registration(Outcome.SKIPPED, problem, requeue_after_s=pause_s)
 
-    def put_off(self, record: Record, problem: Problem, *, now_mono: float, rest_s: float) -> Registration:
+    def defer(self, record: Record, problem: Problem, *, now_mono: float, open_s: float) -> Registration:
         """As :meth:`failed`, of a record about which a resting registry was not asked: it comes back behind the rest.
 
         It falls behind as if it had failed, but for the first time, so that an edit waits for the rest alone.
         """
         failures = self._failures(record)
-        pause_s = max(self._with_chance(self._step_s(failures - 1)) if failures else 0.0, rest_s)
+        pause_s = max(self._with_chance(self._step_s(failures - 1)) if failures else 0.0, open_s)
         self._pauses[record.uid] = _Pause(record, problem, failures + 1, now_mono + pause_s, is_asked_for=False)
-        return Registration(Outcome.SKIPPED, problem, again_after_s=pause_s)
+        return Registration(Outcome.SKIPPED, problem, requeue_after_s=pause_s)
 
     def _failures(self, record: Record) -> int:
         last = self._pauses.get(record.uid)
@@ -82,32 +82,32 @@ class Patience:
         self._pauses.pop(uid, None)
 
 
-class RestError(TransientError):
-    """A resting registry was not asked; the sentence is that of its failure. It may be asked in ``rest_s`` seconds."""
+class CircuitOpenError(TransientError):
+    """A resting registry was not asked; the sentence is that of its failure. It may be asked in ``open_s`` seconds."""
 
-    def __init__(self, message: str, *, rest_s: float) -> None:
+    def __init__(self, message: str, *, open_s: float) -> None:
         super().__init__(message)
-        self.rest_s = rest_s
+        self.open_s = open_s
 
 
 @dataclass(slots=True)
-class _Rest:
+class _OpenCircuit:
     message: str
     failures: int
     step_s: float
     until_mono: float
-    is_tried: bool = False
+    is_probed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Permit:
     """The right to one call; ``rest`` is what it tries to end, ``None`` where the registry works."""
 
     registry: str
-    rest: _Rest | None
+    rest: _OpenCircuit | None
 
 
-class Respite:
+class CircuitBreaker:
     """Rests by registry, so that one that hangs costs one timeout for each rest, however many proxies need it.
 
     After a failure no call is let through for ``min(cap_s, base_s * 2 ** (failures - 1))`` seconds, of which the second
@@ -118,29 +118,32 @@ class Respite:
     ``rand`` gives numbers in [0, 1). Memory is proportional to the registries.
     """
 
-    def __init__(self, *, rand: Callable[[], float], base_s: float = REST_BASE_S, cap_s: float = REST_CAP_S) -> None:
+    def __init__(self, *, rand: Callable[[], float], base_s: float = OPEN_BASE_S, cap_s: float = OPEN_CAP_S) -> None:
         self._base_s = base_s
         self._cap_s = cap_s
         self._rand = rand
-        self._rests: dict[str, _Rest] = {}
+        self._rests: dict[str, _OpenCircuit] = {}
 
-    def turn(self, registry: str, *, now_mono: float) -> Turn:
-        """The right to call ``registry`` now, to be given back with :meth:`over`; raises ``RestError`` in a rest."""
+    def acquire(self, registry: str, *, now_mono: float) -> Permit:
+        """Permission for one call to ``registry``, to be ended by :meth:`release`.
+
+        Raises ``CircuitOpenError`` while the circuit is open.
+        """
         rest = self._rests.get(registry)
         if rest is None:
-            return Turn(registry, None)
+            return Permit(registry, None)
         left_s = rest.until_mono - now_mono
-        if left_s > 0 or rest.is_tried:
+        if left_s > 0 or rest.is_probed:
             # Nobody knows how long the call that tries will take.
-            raise RestError(rest.message, rest_s=left_s if left_s > 0 else self._with_chance(rest.step_s))
-        rest.is_tried = True
-        return Turn(registry, rest)
+            raise CircuitOpenError(rest.message, open_s=left_s if left_s > 0 else self._with_chance(rest.step_s))
+        rest.is_probed = True
+        return Permit(registry, rest)
 
-    def succeeded(self, turn: Turn) -> None:
+    def succeeded(self, turn: Permit) -> None:
         """The registry has done what it was asked."""
         self._rests.pop(turn.registry, None)
 
-    def failed(self, turn: Turn, message: str, *, now_mono: float, asked_s: float | None = None) -> float:
+    def failed(self, turn: Permit, message: str, *, now_mono: float, asked_s: float | None = None) -> float:
         """The registry gave no answer, or none but that it can't. Returns the seconds that it rests from now on.
 
         ``asked_s`` is the registry's own wish.
@@ -149,15 +152,15 @@ class Respite:
         if known is None or known is turn.rest:
             failures = 0 if known is None else known.failures
             step_s = min(self._cap_s, self._base_s * 2.0 ** min(failures, 60))
-            known = _Rest(message, failures + 1, step_s, now_mono + self._with_chance(step_s))
+            known = _OpenCircuit(message, failures + 1, step_s, now_mono + self._with_chance(step_s))
             self._rests[turn.registry] = known
         known.until_mono = max(known.until_mono, now_mono + (asked_s or 0.0))
         return known.until_mono - now_mono
 
-    def over(self, turn: Turn) -> None:
+    def release(self, turn: Permit) -> None:
         """The call has ended, however it did; where that has decided nothing, the next one may try."""
         if turn.rest is not None:
-            turn.rest.is_tried = False
+            turn.rest.is_probed = False
 
     def _with_chance(self, step_s: float) -> float:
         return step_s * (1 + self._rand()) / 2

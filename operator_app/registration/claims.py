@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from operator_app.api.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
-from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Problem, Standing, same_object
+from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck, Problem, pinned_uid
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.store import Store
 from operator_app.registration.ledger import proxy_of
@@ -34,20 +34,20 @@ class Claims:
         self._namespace = namespace
         self._sink = sink
 
-    async def take(self, hostname: str, proxy: Key, uid: str) -> Registration:
+    async def acquire(self, hostname: str, proxy: Key, uid: str) -> Registration:
         """Have ``hostname`` for the proxy with this UID, or say why not. Sends nothing when that is clear already."""
-        claim = _claim(proxy, uid)
-        plan = await self._applier.look(HOSTNAME_CLAIM, self._desired(hostname, proxy, uid), claim, ask_server=False)
-        result = await self._applier.carry_out(plan, claim)
+        check = _check(proxy, uid)
+        plan = await self._applier.plan(HOSTNAME_CLAIM, self._desired(hostname, proxy, uid), check, ask_server=False)
+        result = await self._applier.execute(plan, check)
         problem = result.problem
         if problem is not None and problem.reason == NAME_CONFLICT:
             message = f"another proxy has the hostname {hostname}: choose another one, or wait until it is free"
-            problem = Problem(HOSTNAME_TAKEN, message, is_terminal=True)
-        again_after_s = result.again_after_s
+            problem = Problem(HOSTNAME_TAKEN, message, needs_user_action=True)
+        requeue_after_s = result.requeue_after_s
         if problem is not None and plan.action is Action.WAIT:
             # The claim's deletion tells; this is for the case that it is told to nobody.
-            again_after_s = RECHECK_S
-        return Registration(result.outcome, problem, again_after_s)
+            requeue_after_s = RECHECK_S
+        return Registration(result.outcome, problem, requeue_after_s)
 
     def holds(self, hostname: str, uid: str) -> bool:
         """Whether the proxy with this UID is known to have ``hostname``."""
@@ -58,7 +58,7 @@ class Claims:
         """UIDs of all lives of ``proxy`` that are known to have a hostname."""
         return frozenset(map(holder_of, self._store.indexed(HOSTNAME_CLAIM, proxy)))
 
-    async def give_back(self, proxy: Key, uid: str, *, keep: str | None = None) -> None:
+    async def release(self, proxy: Key, uid: str, *, keep: str | None = None) -> None:
         """Free every hostname that the proxy with this UID has, except ``keep``."""
         for live in self._store.indexed(HOSTNAME_CLAIM, proxy):
             if holder_of(live) == uid and live["spec"]["hostname"] != keep:
@@ -87,10 +87,10 @@ def holder_of(claim: Object) -> str:
     return uid
 
 
-def _claim(proxy: Key, uid: str) -> Claim:
-    def standing(live: Object) -> Standing:
+def _check(proxy: Key, uid: str) -> OwnershipCheck:
+    def ownership(live: Object) -> Ownership:
         if holder_of(live) == uid:
-            return Standing.OURS
-        return Standing.PREVIOUS_LIFE if proxy_of(live) == proxy else Standing.FOREIGN
+            return Ownership.OURS
+        return Ownership.PREVIOUS_INCARNATION if proxy_of(live) == proxy else Ownership.FOREIGN
 
-    return Claim(standing, same_object, same_object)
+    return OwnershipCheck(ownership, pinned_uid, pinned_uid)

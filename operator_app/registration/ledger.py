@@ -15,7 +15,17 @@ from typing import Final, NamedTuple
 
 from operator_app.api.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Kind, Object
 from operator_app.api.models import RecordState
-from operator_app.apply import NAME_CONFLICT, Action, Applier, Claim, Outcome, Problem, Standing, exactly, identity
+from operator_app.apply import (
+    NAME_CONFLICT,
+    Action,
+    Applier,
+    Outcome,
+    Ownership,
+    OwnershipCheck,
+    Problem,
+    identity,
+    pinned_version,
+)
 from operator_app.errors import ConflictError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
@@ -34,7 +44,7 @@ class Name(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One stored ProxyRegistration, read."""
 
     object: Object
@@ -89,7 +99,7 @@ class Noted:
     """What became of an entry; without an ``entry`` nothing may be done outside, and ``registration`` says why."""
 
     registration: Registration
-    entry: Entry | None = None
+    entry: LedgerEntry | None = None
 
 
 class Ledger:
@@ -112,15 +122,15 @@ class Ledger:
         self._on_write = on_write
         self._sink = sink
 
-    def of(self, proxy: Key) -> tuple[Entry, ...]:
+    def of(self, proxy: Key) -> tuple[LedgerEntry, ...]:
         """The known entries of every life of ``proxy``."""
-        return tuple(map(Entry, self._store.indexed(PROXY_REGISTRATION, proxy)))
+        return tuple(map(LedgerEntry, self._store.indexed(PROXY_REGISTRATION, proxy)))
 
-    async def find(self, uid: str) -> Entry | None:
+    async def find(self, uid: str) -> LedgerEntry | None:
         """The entry of a proxy; the API server is asked where none is known."""
         key = self._key(uid)
         live = self._store.get(PROXY_REGISTRATION, key) or await self._cluster.get(PROXY_REGISTRATION, key)
-        return None if live is None or Entry(live).uid != uid else Entry(live)
+        return None if live is None or LedgerEntry(live).uid != uid else LedgerEntry(live)
 
     async def note(self, record: Record, registry: str, *, gone: frozenset[Name] = frozenset()) -> Noted:
         """Bring the entry to ``record`` in one apply; every other name that it had stays in it as retiring.
@@ -129,64 +139,64 @@ class Ledger:
         than was known: nothing is ever forgotten that way.
         """
         desired = self._desired(record, registry, gone)
-        claim = _claim(record, Entry(desired).names | gone)
-        plan = await self._applier.look(PROXY_REGISTRATION, desired, claim, ask_server=False)
-        result = await self._applier.carry_out(plan, claim)
+        check = _check(record, LedgerEntry(desired).names | gone)
+        plan = await self._applier.plan(PROXY_REGISTRATION, desired, check, ask_server=False)
+        result = await self._applier.execute(plan, check)
         problem = result.problem
         if problem is not None and problem.reason == NAME_CONFLICT:
             if result.live is not None and _is_ours(result.live, record):
                 raise ConflictError("it names more than was known", kind=PROXY_REGISTRATION, key=result.key)
             message = f"the record {result.key} is of a newer generation than this one"
-            return Noted(Registration(Outcome.SKIPPED, Problem("RecordConflict", message, is_terminal=True)))
-        entry = Entry(result.live) if result.live is not None and problem is None else None
-        return Noted(Registration(result.outcome, problem, result.again_after_s), entry)
+            return Noted(Registration(Outcome.SKIPPED, Problem("RecordConflict", message, needs_user_action=True)))
+        entry = LedgerEntry(result.live) if result.live is not None and problem is None else None
+        return Noted(Registration(result.outcome, problem, result.requeue_after_s), entry)
 
-    async def holding(self, record: Record, registry: str) -> Entry | None:
+    async def holding(self, record: Record, registry: str) -> LedgerEntry | None:
         """The entry, if it says exactly this and nothing is retiring. Writes nothing."""
         desired = self._desired(record, registry, frozenset())
-        plan = await self._applier.look(PROXY_REGISTRATION, desired, _claim(record, Entry(desired).names))
+        plan = await self._applier.plan(PROXY_REGISTRATION, desired, _check(record, LedgerEntry(desired).names))
         if plan.action is not Action.NOTHING or plan.live is None:
             return None
-        entry = Entry(plan.live)
+        entry = LedgerEntry(plan.live)
         return None if entry.retiring else entry
 
-    async def confirm(self, entry: Entry) -> None:
+    async def confirm(self, entry: LedgerEntry) -> None:
         """Remember that the outside holds exactly this version of the entry."""
         await self._write_confirmed(entry, entry.object["metadata"]["generation"])
 
-    async def doubt(self, entry: Entry) -> None:
+    async def doubt(self, entry: LedgerEntry) -> None:
         """Remember that the outside does not hold what it had confirmed."""
         await self._write_confirmed(entry, 0)
 
-    async def mark(self, entry: Entry, state: RecordState) -> None:
+    async def mark(self, entry: LedgerEntry, state: RecordState) -> None:
         """Say why the entry outlives its proxy."""
         if entry.state is not state:
             await self._amend(entry, entry.object["spec"] | {"state": state.value})
 
-    async def strike_out_retired(self, entry: Entry) -> None:
+    async def remove_retired(self, entry: LedgerEntry) -> None:
         """Forget all retiring names of an entry whose proxy is gone."""
         spec = {name: value for name, value in entry.object["spec"].items() if name != "retiring"}
         await self._amend(entry, spec)
 
-    async def forget(self, entry: Entry) -> None:
+    async def forget(self, entry: LedgerEntry) -> None:
         """Delete exactly this entry. Raises ``ConflictError`` when it may have come to name more than was known."""
         await self._applier.delete(PROXY_REGISTRATION, entry.object, at_this_version=True)
         self._sink(Deleted(PROXY_REGISTRATION, entry.object))
 
-    async def _write_confirmed(self, entry: Entry, generation: int) -> None:
+    async def _write_confirmed(self, entry: LedgerEntry, generation: int) -> None:
         """A status apply checks no UID; the resourceVersion is what ties it to the version that was looked at."""
         metadata = {name: entry.object["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         body = _object(metadata) | {"status": {"confirmedGeneration": generation}}
         applied = await self._cluster.apply(PROXY_REGISTRATION, body, force=True, subresource="status")
         self._learn(entry, applied.object)
 
-    async def _amend(self, entry: Entry, spec: Object) -> None:
+    async def _amend(self, entry: LedgerEntry, spec: Object) -> None:
         pinned = identity(entry.object) | {"resourceVersion": entry.object["metadata"]["resourceVersion"]}
         body = _object(pinned | {"labels": {LABEL_MANAGED_BY: FIELD_MANAGER}}) | {"spec": spec}
         applied = await self._cluster.apply(PROXY_REGISTRATION, body, force=True)
         self._learn(entry, applied.object)
 
-    def _learn(self, before: Entry, stored: Object) -> None:
+    def _learn(self, before: LedgerEntry, stored: Object) -> None:
         is_same = stored["metadata"]["resourceVersion"] == before.object["metadata"]["resourceVersion"]
         self._on_write(PROXY_REGISTRATION, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         self._store.learn(PROXY_REGISTRATION, stored)
@@ -211,7 +221,9 @@ class Ledger:
         metadata = {"name": key.name, "namespace": key.namespace, "labels": {LABEL_MANAGED_BY: FIELD_MANAGER}}
         desired = _object(metadata) | {"spec": spec}
         known = self._store.get(PROXY_REGISTRATION, key)
-        retiring = (Entry(known).names if known is not None else frozenset()) - {Entry(desired).published} - gone
+        retiring = (
+            (LedgerEntry(known).names if known is not None else frozenset()) - {LedgerEntry(desired).published} - gone
+        )
         if retiring:
             spec["retiring"] = [each._asdict() for each in sorted(retiring)]
         return desired
@@ -228,13 +240,13 @@ def _object(metadata: Object) -> Object:
 
 
 def _is_ours(live: Object, record: Record) -> bool:
-    return Entry(live).uid == record.uid and live["spec"]["generation"] <= record.generation
+    return LedgerEntry(live).uid == record.uid and live["spec"]["generation"] <= record.generation
 
 
-def _claim(record: Record, accounted: frozenset[Name]) -> Claim:
+def _check(record: Record, accounted: frozenset[Name]) -> OwnershipCheck:
     """Ours is what carries our UID, is of no newer generation, and names nothing that we would forget."""
 
-    def standing(live: Object) -> Standing:
-        return Standing.OURS if _is_ours(live, record) and Entry(live).names <= accounted else Standing.FOREIGN
+    def ownership(live: Object) -> Ownership:
+        return Ownership.OURS if _is_ours(live, record) and LedgerEntry(live).names <= accounted else Ownership.FOREIGN
 
-    return Claim(standing, exactly, exactly)
+    return OwnershipCheck(ownership, pinned_version, pinned_version)

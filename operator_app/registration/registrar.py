@@ -32,10 +32,10 @@ from operator_app.errors import (
     TransientError,
     bounded_s,
 )
-from operator_app.registration.backoff import Patience, Respite, RestError
+from operator_app.registration.backoff import Backoff, CircuitBreaker, CircuitOpenError
 from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
-from operator_app.registration.ledger import IN_CLUSTER, Entry, Ledger, Name
-from operator_app.registration.registry import Finding, Record, Registration, Registry
+from operator_app.registration.ledger import IN_CLUSTER, Ledger, LedgerEntry, Name
+from operator_app.registration.registry import Comparison, Record, Registration, Registry
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ class Registries:
         if name == IN_CLUSTER or name in self.outside:
             return None
         message = f"there is no registry {name}; there are: {', '.join(sorted({IN_CLUSTER, *self.outside}))}"
-        return Problem("RegistryUnknown", message, is_terminal=True)
+        return Problem("RegistryUnknown", message, needs_user_action=True)
 
 
 class Registrar:
@@ -77,20 +77,20 @@ class Registrar:
         ledger: Ledger,
         claims: Claims,
         registries: Registries,
-        patience: Patience,
-        respite: Respite,
+        backoff: Backoff,
+        circuit: CircuitBreaker,
         *,
         mono: Callable[[], float],
     ) -> None:
         self._ledger = ledger
         self._claims = claims
         self._registries = registries
-        self._patience = patience
-        self._respite = respite
+        self._backoff = backoff
+        self._circuit = circuit
         self._mono = mono
 
-    async def register(self, record: Record, registry: str | None = None, *, is_sweep: bool = False) -> Registration:
-        """Make ``record`` true in ``registry`` (by default the operator's). With ``is_sweep``, look for drift outside.
+    async def register(self, record: Record, registry: str | None = None, *, is_resync: bool = False) -> Registration:
+        """Make ``record`` true in ``registry`` (by default the operator's). With ``is_resync``, look for drift outside.
 
         A failure of an outside registry is in the answer, with the time to come back. Raises the API server's errors.
         """
@@ -105,11 +105,11 @@ class Registrar:
         noted = await self._ledger.note(record, name, gone=await self._taken_back_early(record, name))
         if noted.entry is None:
             return noted.registration
-        published = await self._publish(noted.entry, record, name, is_sweep=is_sweep)
+        published = await self._publish(noted.entry, record, name, is_resync=is_resync)
         return _first_problem(claim, published, noted.registration)
 
     async def observe(
-        self, record: Record, registry: str | None, hindrance: Problem, *, is_sweep: bool = False
+        self, record: Record, registry: str | None, hindrance: Problem, *, is_resync: bool = False
     ) -> Problem | None:
         """``None`` if ``record`` is registered exactly so, else the ``hindrance`` to make it so. Writes nothing."""
         name = registry or self._registries.default
@@ -123,7 +123,7 @@ class Registrar:
             return hindrance
         if entry.published is None:
             return None
-        if not entry.is_confirmed or (is_sweep and await self._has_drifted(entry.published, record)):
+        if not entry.is_confirmed or (is_resync and await self._has_drifted(entry.published, record)):
             return hindrance
         return None
 
@@ -133,16 +133,16 @@ class Registrar:
         Of an orphaned record only what it had retired. Raises the registry's and the API server's errors; what could
         be done before is done.
         """
-        self._patience.forget(uid)
+        self._backoff.forget(uid)
         entry = await self._ledger.find(uid)
         if entry is not None and entry.state is RecordState.ORPHANED:
             await self._take_back(uid, entry.retiring)
-            await self._ledger.strike_out_retired(entry)
+            await self._ledger.remove_retired(entry)
             return
         if entry is not None:
             await self._take_back(uid, entry.names)
             await self._ledger.forget(entry)
-        await self._claims.give_back(proxy, uid)
+        await self._claims.release(proxy, uid)
 
     async def orphan(self, uid: str) -> None:
         """Leave record and claim where they are, for good, although the proxy goes."""
@@ -152,7 +152,7 @@ class Registrar:
         """Let the proxy go although its record could not be removed: the entry is kept, and worked off later."""
         await self._outlive(uid, RecordState.ABANDONED)
 
-    def former_lives(self, proxy: Key, living: str | None) -> tuple[str, ...]:
+    def orphaned_uids(self, proxy: Key, living: str | None) -> tuple[str, ...]:
         """UIDs under the name of ``proxy``, other than ``living``, of which something is left to be removed."""
         entries = self._ledger.of(proxy)
         kept = {each.uid for each in entries if each.state is RecordState.ORPHANED}
@@ -160,7 +160,7 @@ class Registrar:
         return tuple(sorted((unsettled | (self._claims.holders(proxy) - kept)) - {living}))
 
     async def _outlive(self, uid: str, state: RecordState) -> None:
-        self._patience.forget(uid)
+        self._backoff.forget(uid)
         entry = await self._ledger.find(uid)
         if entry is not None:
             await self._ledger.mark(entry, state)
@@ -168,7 +168,7 @@ class Registrar:
     async def _claim(self, record: Record) -> Registration:
         if record.hostname is None:
             return Registration(Outcome.UNCHANGED)
-        claim = await self._claims.take(record.hostname, record.proxy, record.uid)
+        claim = await self._claims.acquire(record.hostname, record.proxy, record.uid)
         orphans = (each for each in self._ledger.of(record.proxy) if each.state is RecordState.ORPHANED)
         orphan = next((each for each in orphans if each.hostname == record.hostname), None)
         if claim.problem is None or orphan is None:
@@ -177,7 +177,7 @@ class Registrar:
             f"an earlier proxy of this name was deleted with deletionPolicy Orphan and keeps the hostname "
             f"{record.hostname}: choose another one, or have its ProxyRegistration proxy-{orphan.uid} deleted"
         )
-        return replace(claim, problem=Problem(HOSTNAME_ORPHANED, message, is_terminal=True))
+        return replace(claim, problem=Problem(HOSTNAME_ORPHANED, message, needs_user_action=True))
 
     async def _taken_back_early(self, record: Record, registry: str) -> frozenset[Name]:
         """So that an entry never overflows, however often a hostname changes while its registry is down."""
@@ -189,72 +189,72 @@ class Registrar:
         await self._take_back(record.uid, left)
         return left
 
-    async def _publish(self, entry: Entry, record: Record, registry: str, *, is_sweep: bool) -> Registration:
+    async def _publish(self, entry: LedgerEntry, record: Record, registry: str, *, is_resync: bool) -> Registration:
         """Bring the outside to the entry. Its own failures become an answer, and a pause."""
         published = Registration(Outcome.UNCHANGED)
-        if entry.retiring or not self._is_settled(entry) or is_sweep:
-            pause = self._patience.pause(record, now_mono=self._mono())
+        if entry.retiring or not self._is_settled(entry) or is_resync:
+            pause = self._backoff.pause(record, now_mono=self._mono())
             if pause is not None:
                 return pause
-            published, is_taken_back = await self._bring_outside(entry, record, is_sweep=is_sweep)
+            published, is_taken_back = await self._bring_outside(entry, record, is_resync=is_resync)
             if published.problem is not None and entry.is_confirmed:
                 await self._ledger.doubt(entry)
             if not is_taken_back:
                 return published
         if entry.retiring:
             entry = (await self._ledger.note(record, registry, gone=entry.retiring)).entry or entry
-        await self._claims.give_back(record.proxy, record.uid, keep=record.hostname)
+        await self._claims.release(record.proxy, record.uid, keep=record.hostname)
         if published.problem is None and not self._is_settled(entry):
             await self._ledger.confirm(entry)
         return published
 
-    def _is_settled(self, entry: Entry) -> bool:
+    def _is_settled(self, entry: LedgerEntry) -> bool:
         """Whether nothing is to stand outside, or just that is confirmed."""
         return entry.published is None or entry.is_confirmed
 
-    async def _bring_outside(self, entry: Entry, record: Record, *, is_sweep: bool) -> tuple[Registration, bool]:
+    async def _bring_outside(self, entry: LedgerEntry, record: Record, *, is_resync: bool) -> tuple[Registration, bool]:
         """Publish, then take back what is retiring. Returns what became of the name, and whether the rest is gone."""
         try:
-            published = await self._register_outside(entry, record, is_sweep=is_sweep)
+            published = await self._register_outside(entry, record, is_resync=is_resync)
             await self._take_back(record.uid, entry.retiring)
-        except RestError as error:
+        except CircuitOpenError as error:
             problem = Problem("RegistryError", str(error))
-            return self._patience.put_off(record, problem, now_mono=self._mono(), rest_s=error.rest_s), False
+            return self._backoff.defer(record, problem, now_mono=self._mono(), open_s=error.open_s), False
         except TransientError as error:
             problem = Problem("RegistryError", str(error))
-            return self._patience.failed(record, problem, now_mono=self._mono(), asked_s=error.retry_after_s), False
+            return self._backoff.failed(record, problem, now_mono=self._mono(), asked_s=error.retry_after_s), False
         except OperatorError as error:
             reason = error.reason if isinstance(error, TerminalError) else "RegistryError"
-            problem = Problem(reason, str(error), is_terminal=True)
-            return self._patience.failed(record, problem, now_mono=self._mono()), False
+            problem = Problem(reason, str(error), needs_user_action=True)
+            return self._backoff.failed(record, problem, now_mono=self._mono()), False
         if published.problem is not None:
-            asked_s = published.again_after_s
-            return self._patience.failed(record, published.problem, now_mono=self._mono(), asked_s=asked_s), True
-        self._patience.forget(record.uid)
+            asked_s = published.requeue_after_s
+            return self._backoff.failed(record, published.problem, now_mono=self._mono(), asked_s=asked_s), True
+        self._backoff.forget(record.uid)
         return published, True
 
-    async def _register_outside(self, entry: Entry, record: Record, *, is_sweep: bool) -> Registration:
+    async def _register_outside(self, entry: LedgerEntry, record: Record, *, is_resync: bool) -> Registration:
         name = entry.published
-        if name is None or (entry.is_confirmed and not (is_sweep and await self._has_drifted(name, record))):
+        if name is None or (entry.is_confirmed and not (is_resync and await self._has_drifted(name, record))):
             return Registration(Outcome.UNCHANGED)
         published = await self._ask(name.registry, lambda outside: outside.register(record))
-        if published.again_after_s is None:
+        if published.requeue_after_s is None:
             return published
         # A registry is often somebody else's code: what it wants must be neither for ever nor at once and again.
-        return replace(published, again_after_s=max(SOONEST_AGAIN_S, bounded_s(published.again_after_s)))
+        return replace(published, requeue_after_s=max(SOONEST_AGAIN_S, bounded_s(published.requeue_after_s)))
 
     async def _has_drifted(self, name: Name, record: Record) -> bool:
         """Whether the outside shows something else than it had confirmed. A look that fails is no news."""
         try:
-            finding = await self._ask(name.registry, lambda outside: outside.observe(record))
-        except RestError:
+            comparison = await self._ask(name.registry, lambda outside: outside.observe(record))
+        except CircuitOpenError:
             return False  # said once, when the rest began
         except OperatorError as error:
             log.warning("observation_failed", proxy=str(record.proxy), registry=name.registry, error=str(error))
             return False
-        if finding is not Finding.MATCHING:
-            log.warning("record_drifted", proxy=str(record.proxy), registry=name.registry, finding=finding.value)
-        return finding is not Finding.MATCHING
+        if comparison is not Comparison.MATCHING:
+            log.warning("record_drifted", proxy=str(record.proxy), registry=name.registry, comparison=comparison.value)
+        return comparison is not Comparison.MATCHING
 
     async def _take_back(self, uid: str, names: Iterable[Name]) -> None:
         """Remove every name that can be removed; raise for the first that can't."""
@@ -276,11 +276,14 @@ class Registrar:
         return await self._ask(name.registry, lambda outside: outside.deregister(uid, name.hostname))
 
     async def _ask(self, registry: str, call: Callable[[Registry], Awaitable[T]]) -> T:
-        """A round's one way to an outside registry: ``RestError`` while it rests, which a failure makes it do."""
-        turn = self._respite.turn(registry, now_mono=self._mono())
+        """Call an outside registry through its circuit breaker, which a failure opens.
+
+        Raises ``CircuitOpenError`` while it is open.
+        """
+        turn = self._circuit.acquire(registry, now_mono=self._mono())
         try:
             answer = await _within(LONGEST_CALL_S, call(self._registries.outside[registry]))
-            self._respite.succeeded(turn)
+            self._circuit.succeeded(turn)
         except ConflictError as error:
             # It answered, about one name. A conflict with the API server is something else to those who catch this.
             raise TransientError(error.message) from error
@@ -288,11 +291,11 @@ class Registrar:
             raise
         except TransientError as error:
             asked_s = error.retry_after_s
-            rest_s = self._respite.failed(turn, str(error), now_mono=self._mono(), asked_s=asked_s)
-            log.warning("registry_rests", registry=registry, rest_s=round(rest_s, 3), error=str(error))
+            open_s = self._circuit.failed(turn, str(error), now_mono=self._mono(), asked_s=asked_s)
+            log.warning("registry_circuit_opened", registry=registry, open_s=round(open_s, 3), error=str(error))
             raise
         finally:
-            self._respite.over(turn)
+            self._circuit.release(turn)
         return answer
 
 
@@ -306,7 +309,7 @@ async def _within(seconds: float, answer: Awaitable[T]) -> T:
 
 def _first_problem(*steps: Registration) -> Registration:
     """The first problem of several steps, the earliest wish to come back, and else the first change that was one."""
-    wishes = [each.again_after_s for each in steps if each.again_after_s is not None]
+    wishes = [each.requeue_after_s for each in steps if each.requeue_after_s is not None]
     problem = next((each.problem for each in steps if each.problem is not None), None)
     outcome = next((each.outcome for each in steps if each.outcome is not Outcome.UNCHANGED), Outcome.UNCHANGED)
     return Registration(outcome, problem, min(wishes, default=None))

@@ -40,7 +40,7 @@ class Record:
     ttl_s: int | None = None
 
 
-class Finding(StrEnum):
+class Comparison(StrEnum):
     """What a registry holds for a record."""
 
     ABSENT = "absent"
@@ -57,16 +57,16 @@ class Finding(StrEnum):
 class Registration:
     """What became of a record; no ``problem`` means: the registry confirms exactly this record.
 
-    ``again_after_s`` asks for another look after so many seconds.
+    ``requeue_after_s`` asks for another look after so many seconds.
     """
 
     outcome: Outcome
     problem: Problem | None = None
-    again_after_s: float | None = None
+    requeue_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OutsideRecord:
     """One record as a registry lists it, for an audit. ``proxy`` is for people; only ``uid`` counts."""
 
     uid: str
@@ -83,7 +83,7 @@ class Registry(Protocol):
     ``TerminalError`` for what does not pass (credentials, no such zone).
     """
 
-    async def observe(self, record: Record) -> Finding:
+    async def observe(self, record: Record) -> Comparison:
         """What the outside holds for ``record``. Writes nothing."""
         ...
 
@@ -98,6 +98,6 @@ class Registry(Protocol):
         """
         ...
 
-    def entries(self) -> AsyncIterator[Entry]:
+    def entries(self) -> AsyncIterator[OutsideRecord]:
         """Every record that names this operator as its maker."""
         ...

@@ -20,19 +20,26 @@ from operator_app.errors import ConflictError, NotFoundError, OperatorError, Tra
 from operator_app.kube import fencing
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
-from operator_app.kube.fencing import Hold
+from operator_app.kube.fencing import FencingToken
 from operator_app.sharding.hashing import shard_of
-from operator_app.sharding.leases import LABEL_ROLE, Change, Deed, Errand, LeaseBook, LeaseTimes
+from operator_app.sharding.leases import (
+    LABEL_ROLE,
+    ElectionState,
+    LeaseAction,
+    LeaseRequest,
+    LeaseTimes,
+    ShardTransition,
+)
 
 log = structlog.get_logger(__name__)
 
 SELECTOR: Final = LABEL_ROLE
 """Label selector of the Leases to watch in the operator's namespace."""
 
-Told = Callable[[int, Change], None]
+Told = Callable[[int, ShardTransition], None]
 
 
-class ShardKeeper:
+class Elector:
     """Takes, renews and gives back shards for one replica.
 
     Rounds of a shard that is to be given back are cut off after ``grace_s``, so that none can keep it for ever.
@@ -59,7 +66,7 @@ class ShardKeeper:
         self._on_change = on_change
         self._clock = clock
         self._now = now
-        self._book = LeaseBook(
+        self._state = ElectionState(
             replica, shards, times, namespace=namespace, tell=self._changed, clock=clock, rand=random.random
         )
         self._rounds: defaultdict[int, set[anyio.CancelScope]] = defaultdict(set)
@@ -67,14 +74,14 @@ class ShardKeeper:
         self._is_synced = False
         self._wake = anyio.Event()
 
-    def take(self, delta: Delta) -> None:
+    def apply_delta(self, delta: Delta) -> None:
         """Take over what a watch of the Leases has to say."""
         now = self._clock()
         match delta:
             case Changed():
-                self._book.observe(delta.object, now=now)
+                self._state.observe(delta.object, now=now)
             case Deleted():
-                self._book.forget(delta.object, now=now)
+                self._state.forget(delta.object, now=now)
             case Listed():
                 self._take_page(delta, now)
         self._wake.set()
@@ -84,11 +91,11 @@ class ShardKeeper:
             self._listing.clear()
         for obj in page.objects:
             self._listing.add(obj["metadata"]["name"])
-            self._book.observe(obj, now=now)
+            self._state.observe(obj, now=now)
         if page.last:
-            for known in self._book.known(up_to=int(page.resource_version)):
+            for known in self._state.known(up_to=int(page.resource_version)):
                 if known["metadata"]["name"] not in self._listing:
-                    self._book.forget(known, now=now)
+                    self._state.forget(known, now=now)
             self._is_synced = True
 
     @property
@@ -99,39 +106,39 @@ class ShardKeeper:
     @property
     def held(self) -> tuple[int, ...]:
         """The shards that this replica holds."""
-        return self._book.held
+        return self._state.held
 
-    def hold(self, tenant: str) -> Hold | None:
+    def token(self, tenant: str) -> FencingToken | None:
         """The right to begin a round of a tenant, where this replica has it."""
-        return self._book.hold(self.shard(tenant))
+        return self._state.token(self.shard(tenant))
 
     def shard(self, tenant: str) -> int:
         """The shard of a tenant."""
-        return shard_of(tenant, self._book.shards)
+        return shard_of(tenant, self._state.shards)
 
     @contextmanager
-    def working(self, hold: Hold) -> Generator[None]:
-        """Work on the right of ``hold``: it fences all writes, and when it is lost, work in progress is cut off.
+    def working(self, token: FencingToken) -> Generator[None]:
+        """Work on the right of ``token``: it fences all writes, and when it is lost, work in progress is cut off.
 
         Until the work is over, its shard is not given back.
         """
-        scopes = self._rounds[hold.shard]
-        hold.users += 1
+        scopes = self._rounds[token.shard]
+        token.users += 1
         try:
-            with anyio.CancelScope() as scope, fencing.under(hold):
+            with anyio.CancelScope() as scope, fencing.holding(token):
                 scopes.add(scope)
                 yield
-            if scope.cancelled_caught and hold.is_valid:
-                log.warning("round_cut_off", shard=hold.shard, epoch=hold.epoch, grace_s=self._grace_s)
+            if scope.cancelled_caught and token.is_valid:
+                log.warning("round_cut_off", shard=token.shard, epoch=token.epoch, grace_s=self._grace_s)
         finally:
-            hold.users -= 1
+            token.users -= 1
             scopes.discard(scope)
-            if self._book.is_idle(hold.shard):
+            if self._state.is_idle(token.shard):
                 self._wake.set()
 
     def leave(self) -> None:
         """Give back every shard as soon as no round of it is in progress, and take none any more."""
-        self._book.leave()
+        self._state.leave()
         self._wake.set()
 
     async def run(self) -> None:
@@ -140,82 +147,82 @@ class ShardKeeper:
         To be called once the replica is able to work: from now on it is a member, and gets its share. When cancelled,
         its Leases stay as they are, and others wait for their end.
         """
-        self._book.begin()
-        async with anyio.create_task_group() as errands:
-            while not self._book.has_left:
+        self._state.begin()
+        async with anyio.create_task_group() as requests:
+            while not self._state.has_left:
                 self._wake = anyio.Event()
                 stamp = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                for errand in self._book.due(now=self._clock(), stamp=stamp):
-                    errands.start_soon(self._carry_out, errand)
+                for request in self._state.due(now=self._clock(), stamp=stamp):
+                    requests.start_soon(self._carry_out, request)
                 self._limit_rounds()
                 await self._rest()
 
     def _limit_rounds(self) -> None:
         """Give rounds of shards that are to be given back their time of grace; no further ones begin there."""
         deadline = anyio.current_time() + self._grace_s
-        for shard in self._book.ending:
+        for shard in self._state.ending:
             for scope in self._rounds.get(shard, ()):
                 scope.deadline = min(scope.deadline, deadline)
 
     async def _rest(self) -> None:
         now = self._clock()
-        next_at = self._book.next_at(now)
+        next_at = self._state.next_at(now)
         with anyio.move_on_after(None if next_at is None else next_at - now):
             await self._wake.wait()
 
-    async def _carry_out(self, errand: Errand) -> None:
+    async def _carry_out(self, request: LeaseRequest) -> None:
         try:
-            with anyio.fail_after(self._book.times.request_timeout_s):
-                await self._send(errand)
+            with anyio.fail_after(self._state.times.request_timeout_s):
+                await self._send(request)
         except (OperatorError, TimeoutError) as error:
             if not isinstance(error, ConflictError):
                 why = str(error) or "no answer in time"
-                log.warning("lease_failed", lease=errand.name, deed=errand.deed, error=why)
+                log.warning("lease_failed", lease=request.name, action=request.action, error=why)
             asked_s = error.retry_after_s if isinstance(error, TransientError) else None
-            self._book.failed(errand, now=self._clock(), asked_s=asked_s or 0.0)
+            self._state.failed(request, now=self._clock(), asked_s=asked_s or 0.0)
         else:
-            self._book.done(errand, now=self._clock())
+            self._state.done(request, now=self._clock())
         self._wake.set()
 
-    async def _send(self, errand: Errand) -> None:
+    async def _send(self, request: LeaseRequest) -> None:
         try:
-            if errand.body is not None:
-                write = self._cluster.create if errand.version is None else self._cluster.replace
-                stored = await write(LEASE, errand.body)
-                self._book.observe(stored, now=self._clock())
-            elif errand.of is not None:
-                key, version = Key(self._namespace, errand.name), str(errand.of.version)
-                await self._cluster.delete(LEASE, key, uid=errand.of.uid, resource_version=version)
+            if request.body is not None:
+                write = self._cluster.create if request.version is None else self._cluster.replace
+                stored = await write(LEASE, request.body)
+                self._state.observe(stored, now=self._clock())
+            elif request.of is not None:
+                key, version = Key(self._namespace, request.name), str(request.of.version)
+                await self._cluster.delete(LEASE, key, uid=request.of.uid, resource_version=version)
         except (ConflictError, NotFoundError):
-            await self._look(errand)
+            await self._look(request)
             raise
-        if errand.deed == Deed.TAKE:
+        if request.action == LeaseAction.ACQUIRE:
             await self._look_at_all()
 
-    async def _look(self, errand: Errand) -> None:
+    async def _look(self, request: LeaseRequest) -> None:
         """Bring what is known of one Lease up to date."""
-        live = await self._cluster.get(LEASE, Key(self._namespace, errand.name))
+        live = await self._cluster.get(LEASE, Key(self._namespace, request.name))
         now = self._clock()
         if live is not None:
             # Without its label no watch shows it, but it stands under our name: the next write labels it again.
             metadata = live["metadata"]
-            metadata["labels"] = metadata.get("labels", {}) | {LABEL_ROLE: errand.role.value}
-            self._book.observe(live, now=now)
+            metadata["labels"] = metadata.get("labels", {}) | {LABEL_ROLE: request.role.value}
+            self._state.observe(live, now=now)
             return
-        for known in self._book.known():
-            if known["metadata"]["name"] == errand.name:
-                self._book.forget(known, now=now)
+        for known in self._state.known():
+            if known["metadata"]["name"] == request.name:
+                self._state.forget(known, now=now)
 
     async def _look_at_all(self) -> None:
         async with aclosing(self._cluster.list(LEASE, namespace=self._namespace, labels=SELECTOR)) as pages:
             async for page in pages:
                 for obj in page.items:
-                    self._book.observe(obj, now=self._clock())
+                    self._state.observe(obj, now=self._clock())
 
-    def _changed(self, shard: int, change: Change, epoch: int) -> None:
-        tell = log.warning if change in (Change.LOST, Change.LAPSED) else log.info
-        tell(f"shard_{change}", shard=shard, epoch=epoch, replica=self._book.me)
-        if change != Change.TAKEN:
+    def _changed(self, shard: int, change: ShardTransition, epoch: int) -> None:
+        tell = log.warning if change in (ShardTransition.LOST, ShardTransition.LAPSED) else log.info
+        tell(f"shard_{change}", shard=shard, epoch=epoch, replica=self._state.me)
+        if change != ShardTransition.TAKEN:
             for scope in self._rounds.pop(shard, ()):
                 scope.cancel()
         self._on_change(shard, change)

@@ -19,7 +19,7 @@ MASKED: Final = "***"
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class FieldChange:
     """Why one field is written.
 
     ``managers`` have the field now, besides us; none means that it was removed, or never was there. ``taken_at`` is the
@@ -44,11 +44,11 @@ class Reason:
         return asdict(self) | {"drift": self.drift.value, "managers": list(self.managers)}
 
 
-def reasons(kind: Kind, differences: tuple[Difference, ...], live: Object | None) -> tuple[Reason, ...]:
+def field_changes(kind: Kind, differences: tuple[Difference, ...], live: Object | None) -> tuple[FieldChange, ...]:
     """One reason for each difference of ``live`` (as it was before the write) from what is declared."""
     if live is None:
         return ()
-    return tuple(_reason(kind, each, live) for each in differences)
+    return tuple(_change(kind, each, live) for each in differences)
 
 
 def as_json(value: Value) -> str:
@@ -69,9 +69,9 @@ def shown(kind: Kind, path: Path, value: Value) -> Value:
     return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def _reason(kind: Kind, difference: Difference, live: Object) -> Reason:
-    taken_by = others_with(difference.path, live) if difference.drift is Drift.TAKEN else ()
-    return Reason(
+def _change(kind: Kind, difference: Difference, live: Object) -> FieldChange:
+    taken_by = others_with(difference.path, live) if difference.drift is Drift.NOT_OWNED else ()
+    return FieldChange(
         field=str(difference),
         drift=difference.drift,
         managers=tuple(dict.fromkeys(entry.get("manager", "") for entry in taken_by)),

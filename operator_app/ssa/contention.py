@@ -1,7 +1,7 @@
 """When two writers want the same field: how to keep ours without a war. Pure, in virtual time.
 
 Forcing a field back the moment it is taken is right the first few times, and a write at full speed for ever when the
-other writer does the same (a second controller, a policy engine, a cron job). The breaker counts, for every field of an
+other writer does the same (a second controller, a policy engine, a cron job). The tracker counts, for every field of an
 object, how often it had to be taken back in a row; an object that was deleted counts as one more field of itself. Past
 a threshold it opens for that field: further repairs wait, longer each time. Everything else goes on: another field,
 another value, another object are never held up.
@@ -25,8 +25,8 @@ from operator_app.ssa.fields import Path
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerTimes:
-    """How patient the breaker is; times in seconds.
+class ContentionTimes:
+    """How patient the tracker is; times in seconds.
 
     ``threshold`` repairs in a row, each within ``window_s`` of the one before, are taken for granted.
     """
@@ -38,7 +38,7 @@ class BreakerTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ReclaimedField:
     """One field that was taken back: ``wanted`` is our value as text, ``field`` the path as people read it.
 
     ``managers`` had it; none of them means that the field had been removed, which leaves no trace of who did it.
@@ -63,7 +63,7 @@ class Contention:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fight:
+class _FieldContention:
     """About one field of one object."""
 
     field: str
@@ -82,12 +82,12 @@ _FEW: Final = 64
 """Objects whose finished fights may be kept before anybody looks."""
 
 
-class Breaker:
+class ContentionTracker:
     """One memory of fights for all objects, by whatever names an object for good, and by path."""
 
-    def __init__(self, times: BreakerTimes) -> None:
+    def __init__(self, times: ContentionTimes) -> None:
         self._times = times
-        self._fights: dict[str, dict[Path, _Fight]] = {}
+        self._fights: dict[str, dict[Path, _FieldContention]] = {}
         self._purge_above = _FEW
 
     def pause_s(self, subject: str, wanted: Mapping[Path, str], *, now_mono: float) -> float:
@@ -101,7 +101,9 @@ class Breaker:
             pauses_s.append(max(0.0, fight.last_mono + fight.pause_s - now_mono))
         return min(pauses_s, default=0.0)
 
-    def repaired(self, subject: str, taken: Iterable[Taken], *, given_up: Iterable[Path] = (), now_mono: float) -> None:
+    def record_repair(
+        self, subject: str, taken: Iterable[ReclaimedField], *, given_up: Iterable[Path] = (), now_mono: float
+    ) -> None:
         """Remember that these fields were taken back, and that we do not want the ones that are ``given_up`` any more.
 
         Costs amortised O(1) in the number of objects.
@@ -132,12 +134,12 @@ class Breaker:
             forgotten_in_s=min(each.last_mono + each.memory_s for each in fights) - now_mono,
         )
 
-    def _next(self, earlier: _Fight | None, taken: Taken, now_mono: float) -> _Fight:
+    def _next(self, earlier: _FieldContention | None, taken: ReclaimedField, now_mono: float) -> _FieldContention:
         streak = earlier.streak + 1 if earlier else 1
         beyond = streak - self._times.threshold
         pause_s = min(self._times.cap_s, self._times.base_s * 2.0 ** min(beyond, 64)) if beyond >= 0 else 0.0
         known = earlier.managers if earlier else ()
-        return _Fight(
+        return _FieldContention(
             field=taken.field,
             wanted=taken.wanted,
             managers=tuple(dict.fromkeys((*known, *taken.managers))),
@@ -147,7 +149,7 @@ class Breaker:
             memory_s=max(self._times.window_s, 2 * pause_s),
         )
 
-    def _current(self, subject: str, now_mono: float) -> dict[Path, _Fight]:
+    def _current(self, subject: str, now_mono: float) -> dict[Path, _FieldContention]:
         fights = self._fights.get(subject, {})
         return {path: fight for path, fight in fights.items() if not fight.is_over(now_mono)}
 

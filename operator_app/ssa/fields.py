@@ -40,13 +40,13 @@ _ESCAPED_BY_GO: Final = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028
 class Drift(StrEnum):
     """Why one field has to be written."""
 
-    TAKEN = "taken"
+    NOT_OWNED = "taken"
     """We want it and do not own it: another writer changed or removed it, or it was never applied."""
 
-    OUTDATED = "outdated"
+    DIFFERS = "outdated"
     """We own it with a value that we no longer want."""
 
-    UNWANTED = "unwanted"
+    TO_RELEASE = "unwanted"
     """We own it and no longer want it at all."""
 
 
@@ -146,14 +146,14 @@ def _configuration(obj: Object) -> Object:
 def _compare(path: Path, desired: Value, live: Value, owned: Fields) -> Iterator[Difference]:
     if not owned:
         if desired != live:
-            yield Difference(path, Drift.OUTDATED, desired, live)
+            yield Difference(path, Drift.DIFFERS, desired, live)
     elif any(element.startswith("v:") for element in owned):
         yield from _compare_members(path, desired, live, owned)
     elif any(element.startswith("k:") for element in owned):
         yield from _compare_keyed(path, desired, live, owned)
     elif isinstance(desired, list):
         # All of our items were taken, and with them the names of the key fields.
-        yield Difference(path, Drift.TAKEN, desired, live)
+        yield Difference(path, Drift.NOT_OWNED, desired, live)
     else:
         yield from _compare_map(path, desired, live, owned)
 
@@ -166,7 +166,7 @@ def _compare_map(path: Path, desired: Value, live: Value, owned: Fields) -> Iter
             continue
         name = element[2:]
         if name not in wanted:
-            yield Difference((*path, element), Drift.UNWANTED, _ABSENT, present.get(name))
+            yield Difference((*path, element), Drift.TO_RELEASE, _ABSENT, present.get(name))
         else:
             yield from _compare((*path, element), wanted[name], present.get(name), inner)
     for name, value in wanted.items():
@@ -187,7 +187,7 @@ def _compare_keyed(path: Path, desired: Value, live: Value, owned: Fields) -> It
         live_item = next((item for item in present if has_key(item, key)), None)
         index = next((i for i, item in enumerate(wanted) if has_key(item, key)), None)
         if index is None:
-            yield Difference((*path, element), Drift.UNWANTED, _ABSENT, live_item)
+            yield Difference((*path, element), Drift.TO_RELEASE, _ABSENT, live_item)
         else:
             matched.add(index)
             yield from _compare((*path, element), wanted[index], live_item, inner)
@@ -195,7 +195,7 @@ def _compare_keyed(path: Path, desired: Value, live: Value, owned: Fields) -> It
         if index not in matched:
             key = {name: item.get(name) for name in names}
             live_item = next((found for found in present if has_key(found, key)), None)
-            yield Difference((*path, f"k:{_spelled(key)}"), Drift.TAKEN, item, live_item)
+            yield Difference((*path, f"k:{_spelled(key)}"), Drift.NOT_OWNED, item, live_item)
 
 
 def _compare_members(path: Path, desired: Value, live: Value, owned: Fields) -> Iterator[Difference]:
@@ -203,11 +203,11 @@ def _compare_members(path: Path, desired: Value, live: Value, owned: Fields) -> 
     present = [_member(value) for value in live] if isinstance(live, list) else []
     for element in owned:
         if element != "." and element not in wanted:
-            yield Difference((*path, element), Drift.UNWANTED, _ABSENT, json.loads(element[2:]))
+            yield Difference((*path, element), Drift.TO_RELEASE, _ABSENT, json.loads(element[2:]))
     for element in wanted:
         if element not in owned:
             value = json.loads(element[2:])
-            yield Difference((*path, element), Drift.TAKEN, value, value if element in present else _ABSENT)
+            yield Difference((*path, element), Drift.NOT_OWNED, value, value if element in present else _ABSENT)
 
 
 def _taken(path: Path, desired: Value, live: Value) -> Iterator[Difference]:
@@ -216,7 +216,7 @@ def _taken(path: Path, desired: Value, live: Value) -> Iterator[Difference]:
         for name, value in desired.items():
             yield from _taken((*path, f"f:{name}"), value, live.get(name))
     else:
-        yield Difference(path, Drift.TAKEN, desired, live)
+        yield Difference(path, Drift.NOT_OWNED, desired, live)
 
 
 def _contains(owned: Fields, path: Path) -> bool:

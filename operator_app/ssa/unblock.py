@@ -20,33 +20,33 @@ from typing import Any, Final
 from operator_app.api.kinds import FIELD_MANAGER, Object, Value
 from operator_app.ssa.fields import Difference, Drift, Fields, Path, fields_of, has_key, key_fields
 
-_SHADOWS: Final = frozenset({"before-first-apply", FIELD_MANAGER})
+_STALE_MANAGERS: Final = frozenset({"before-first-apply", FIELD_MANAGER})
 _NOT_CONTENTS: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
 
 
-def clearance(desired: Object, live: Object, differences: Iterable[Difference]) -> Object | None:
+def unblocking_patch(desired: Object, live: Object, differences: Iterable[Difference]) -> Object | None:
     """A merge patch (RFC 7396) that puts our declaration in the place of its obstacles; ``None`` where there are none.
 
-    Whatever is foreign and no obstacle stays. Taken fields come back in the same patch, so that a Pod template changes
-    once and not twice.
+    Whatever is foreign and no obstacle stays. ReclaimedField fields come back in the same patch, so that a Pod template
+    changes once and not twice.
     """
     before = {name: value for name, value in live.items() if name not in _NOT_CONTENTS}
     after = copy.deepcopy(before)
     is_clear = True
     for difference in differences:
-        if difference.drift is Drift.TAKEN:
-            is_clear &= not _remove_obstacles(desired, after, live, difference.path)
+        if difference.drift is Drift.NOT_OWNED:
+            is_clear &= not _remove_conflicts(desired, after, live, difference.path)
     return None if is_clear else _merge_patch(before, after)
 
 
-def is_shadowed(live: Object, *, subresource: str = "") -> bool:
+def has_stale_managers(live: Object, *, subresource: str = "") -> bool:
     """Whether a shadow owns any of our fields of ``live``, or of its ``subresource``."""
     entries = live["metadata"].get("managedFields", ())
-    has_shadow = any(_is_shadow(entry, subresource) for entry in entries)
-    return has_shadow and without_shadows(live, subresource=subresource) != list(entries)
+    has_shadow = any(_is_stale(entry, subresource) for entry in entries)
+    return has_shadow and without_stale_managers(live, subresource=subresource) != list(entries)
 
 
-def without_shadows(live: Object, *, subresource: str = "") -> list[Object]:
+def without_stale_managers(live: Object, *, subresource: str = "") -> list[Object]:
     """The ``managedFields`` of ``live`` in which shadows own nothing of ours.
 
     They go on owning what else they have: a foreign annotation that nobody owned would vanish with our last one.
@@ -54,16 +54,16 @@ def without_shadows(live: Object, *, subresource: str = "") -> list[Object]:
     ours = fields_of(live, subresource=subresource)
     entries = []
     for entry in live["metadata"].get("managedFields", ()):
-        is_shadow = _is_shadow(entry, subresource)
+        is_shadow = _is_stale(entry, subresource)
         left = _without(entry.get("fieldsV1") or {}, ours) if is_shadow else entry.get("fieldsV1")
         if left or not is_shadow:
             entries.append(entry | {"fieldsV1": left})
     return entries
 
 
-def _is_shadow(entry: Mapping[str, Any], subresource: str) -> bool:
+def _is_stale(entry: Mapping[str, Any], subresource: str) -> bool:
     is_update = entry.get("operation") == "Update" and entry.get("subresource", "") == subresource
-    return is_update and entry.get("manager") in _SHADOWS
+    return is_update and entry.get("manager") in _STALE_MANAGERS
 
 
 def _without(owned: Fields, ours: Fields) -> Fields:
@@ -79,7 +79,7 @@ def _without(owned: Fields, ours: Fields) -> Fields:
     return {} if left.keys() == {"."} else left
 
 
-def _remove_obstacles(desired: Object, after: Object, live: Object, path: Path) -> bool:
+def _remove_conflicts(desired: Object, after: Object, live: Object, path: Path) -> bool:
     """Put what is declared at ``path`` in the place of its obstacles in ``after``; returns whether there were any."""
     *steps, last = path
     around = _at(after, steps)

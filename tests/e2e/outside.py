@@ -17,7 +17,7 @@ import anyio
 from operator_app.api.kinds import Key
 from operator_app.apply import Outcome, Problem
 from operator_app.errors import ForbiddenError, ThrottledError, TransientError
-from operator_app.registration.registry import Entry, Finding, Record, Registration
+from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.settings import Settings
 
 NAME: Final = "files"
@@ -100,7 +100,7 @@ class FileRegistry:
         self._outside = outside
         self._operator = operator
 
-    async def observe(self, record: Record) -> Finding:
+    async def observe(self, record: Record) -> Comparison:
         """Compare."""
         await self._outside.called("observe", record.hostname or "")
         return self._finding(record)
@@ -110,16 +110,16 @@ class FileRegistry:
         hostname = record.hostname or ""
         await self._outside.called("register", hostname)
         match self._finding(record):
-            case Finding.FOREIGN:
+            case Comparison.FOREIGN:
                 message = f"{hostname} has a record that is not this proxy's"
-                return Registration(Outcome.SKIPPED, Problem("NameConflict", message, is_terminal=True))
-            case Finding.NEWER:
+                return Registration(Outcome.SKIPPED, Problem("NameConflict", message, needs_user_action=True))
+            case Comparison.NEWER:
                 return Registration(Outcome.SKIPPED, Problem("RecordConflict", "a newer generation is registered"))
-            case Finding.MATCHING:
+            case Comparison.MATCHING:
                 return Registration(Outcome.UNCHANGED)
             case finding:
                 self._outside.put(hostname, self._wanted(record))
-                return Registration(Outcome.CREATED if finding is Finding.ABSENT else Outcome.CONFIGURED)
+                return Registration(Outcome.CREATED if finding is Comparison.ABSENT else Outcome.CONFIGURED)
 
     async def deregister(self, uid: str, hostname: str) -> Outcome:
         """Remove, where it is ours."""
@@ -132,12 +132,12 @@ class FileRegistry:
         self._outside.put(hostname, None)
         return Outcome.DELETED
 
-    async def entries(self) -> AsyncIterator[Entry]:
+    async def entries(self) -> AsyncIterator[OutsideRecord]:
         """What says that this operator made it."""
         await self._outside.called("entries", "")
         for hostname, found in self._outside.records().items():
             if found.get("operator") == self._operator:
-                yield Entry(found["uid"], Key(*found["proxy"]), hostname)
+                yield OutsideRecord(found["uid"], Key(*found["proxy"]), hostname)
 
     def _wanted(self, record: Record) -> dict[str, Any]:
         return {
@@ -149,15 +149,15 @@ class FileRegistry:
             "ttl": record.ttl_s,
         }
 
-    def _finding(self, record: Record) -> Finding:
+    def _finding(self, record: Record) -> Comparison:
         found = self._outside.get(record.hostname or "")
         if found is None:
-            return Finding.ABSENT
+            return Comparison.ABSENT
         if found.get("uid") != record.uid:
-            return Finding.FOREIGN
+            return Comparison.FOREIGN
         if found["generation"] > record.generation:
-            return Finding.NEWER
-        return Finding.MATCHING if found == self._wanted(record) else Finding.DIFFERENT
+            return Comparison.NEWER
+        return Comparison.MATCHING if found == self._wanted(record) else Comparison.DIFFERENT
 
 
 @asynccontextmanager

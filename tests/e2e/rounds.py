@@ -19,12 +19,12 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
 from operator_app.reconcile import Reconciler
-from operator_app.registration.backoff import Patience, Respite
+from operator_app.registration.backoff import Backoff, CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.settings import Settings
-from operator_app.ssa.contention import Breaker, BreakerTimes
+from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 
@@ -93,16 +93,18 @@ async def rooms(
         def on_write(kind: Kind, outcome: Outcome) -> None:
             writes.append((kind, outcome))
 
-        applier = Applier(cluster, store, Breaker(BreakerTimes()), on_write=on_write, mono=lambda: 0.0)
+        applier = Applier(cluster, store, ContentionTracker(ContentionTimes()), on_write=on_write, mono=lambda: 0.0)
         finalizer = Finalizer(cluster, store, on_write=on_write)
         statuses = StatusWriter(cluster, store, on_write=on_write, mono=lambda: 0.0, settle_s=0.0)
-        ledger = Ledger(applier, cluster, store, namespace=OPERATOR_NAMESPACE, on_write=on_write, sink=store.take)
+        ledger = Ledger(
+            applier, cluster, store, namespace=OPERATOR_NAMESPACE, on_write=on_write, sink=store.apply_delta
+        )
         registrar = Registrar(
             ledger,
-            Claims(applier, store, namespace=OPERATOR_NAMESPACE, sink=store.take),
+            Claims(applier, store, namespace=OPERATOR_NAMESPACE, sink=store.apply_delta),
             registries or Registries({}),
-            Patience(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
-            Respite(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
+            Backoff(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
+            CircuitBreaker(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
             mono=lambda: 0.0,
         )
         reconciler = Reconciler(
@@ -113,7 +115,7 @@ async def rooms(
             registrar,
             statuses,
             report=lambda _proxy, _result: None,
-            tell_event=occurrences.append,
+            record_event=occurrences.append,
             default_image=Settings().image,
             abandon_after_s=abandon_after_s,
             now=now,

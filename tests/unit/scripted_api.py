@@ -21,7 +21,7 @@ from operator_app.finalizer import Finalizer
 from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
 from operator_app.kube.deltas import Changed
 from operator_app.kube.store import Store
-from operator_app.ssa.contention import Breaker, BreakerTimes
+from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
 from tests.unit.kube.scripted_client import cluster_over
 from tests.unit.ssa.field_sets import configuration, entry, field_set, stored
@@ -210,7 +210,7 @@ class Rooms:
 
     def __post_init__(self) -> None:
         self.applier = Applier(
-            self.cluster, self.store, Breaker(BreakerTimes()), on_write=self.on_write, mono=self.clock
+            self.cluster, self.store, ContentionTracker(ContentionTimes()), on_write=self.on_write, mono=self.clock
         )
         self.finalizer = Finalizer(self.cluster, self.store, on_write=self.on_write)
         self.statuses = StatusWriter(
@@ -245,7 +245,7 @@ async def rooms(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]) -> 
         | dict.fromkeys(CHILD_KINDS, controller_uid)
     )
     for kind, obj in known:
-        store.take(Changed(kind, obj))
+        store.apply_delta(Changed(kind, obj))
     async with cluster_over(api, folder) as cluster:
         yield Rooms(cluster, store)
     assert api.left == [], "the script has requests that did not come"

@@ -1,4 +1,4 @@
-"""Applying: what is sent for every standing of an object, and that a stranger's object is never written."""
+"""Applying: what is sent for every ownership of an object, and that a stranger's object is never written."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -8,7 +8,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from operator_app.api.kinds import CONFIG_MAP, Key, Object
-from operator_app.apply import IMPOSSIBLE_VERSION, Action, Claim, Outcome, Plan, Result, Standing, child_of, plan
+from operator_app.apply import (
+    IMPOSSIBLE_VERSION,
+    Action,
+    Outcome,
+    Ownership,
+    OwnershipCheck,
+    Plan,
+    Result,
+    child_check,
+    plan,
+)
 from operator_app.errors import ConflictError, TransientError
 from tests.unit.scripted_api import (
     CONFLICT,
@@ -26,7 +36,7 @@ from tests.unit.ssa.field_sets import entry, stored
 
 pytestmark = pytest.mark.anyio
 
-CLAIM = child_of(proxy_of_team())
+CHECK = child_check(proxy_of_team())
 KEY = Key("team-a", "checkout-envoy")
 OWNER = {
     "apiVersion": "edge.operator-app.dev/v1alpha1",
@@ -68,26 +78,26 @@ def strangers() -> Object:
 
 
 @pytest.mark.parametrize(
-    ("references", "standing"),
+    ("references", "ownership"),
     [
-        ([OWNER], Standing.OURS),
-        ([{**OWNER, "controller": False}, {**OWNER, "kind": "Other", "uid": "x"}], Standing.FOREIGN),
-        ([], Standing.FOREIGN),
-        ([{**OWNER, "uid": "former-uid"}], Standing.PREVIOUS_LIFE),
-        ([{**OWNER, "uid": "former-uid", "name": "other"}], Standing.FOREIGN),
-        ([{**OWNER, "uid": "former-uid", "apiVersion": "example.com/v1"}], Standing.FOREIGN),
-        ([{**OWNER, "controller": False}], Standing.FOREIGN),
-        ([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n"}, OWNER], Standing.OURS),
+        ([OWNER], Ownership.OURS),
+        ([{**OWNER, "controller": False}, {**OWNER, "kind": "Other", "uid": "x"}], Ownership.FOREIGN),
+        ([], Ownership.FOREIGN),
+        ([{**OWNER, "uid": "former-uid"}], Ownership.PREVIOUS_INCARNATION),
+        ([{**OWNER, "uid": "former-uid", "name": "other"}], Ownership.FOREIGN),
+        ([{**OWNER, "uid": "former-uid", "apiVersion": "example.com/v1"}], Ownership.FOREIGN),
+        ([{**OWNER, "controller": False}], Ownership.FOREIGN),
+        ([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n"}, OWNER], Ownership.OURS),
         # Another version of our API would still be the very same proxy: only the UID counts.
-        ([{**OWNER, "apiVersion": "edge.operator-app.dev/v2"}], Standing.OURS),
+        ([{**OWNER, "apiVersion": "edge.operator-app.dev/v2"}], Ownership.OURS),
     ],
 )
 def test_only_a_controller_reference_with_our_uid_makes_an_object_ours(
-    references: list[Object], standing: Standing
+    references: list[Object], ownership: Ownership
 ) -> None:
     """Names, labels and references without ``controller`` prove nothing."""
     live = living(ownerReferences=references)
-    assert CLAIM.standing(live) is standing
+    assert CHECK.ownership(live) is ownership
 
 
 @pytest.mark.parametrize(
@@ -97,14 +107,14 @@ def test_only_a_controller_reference_with_our_uid_makes_an_object_ours(
         (living(), Action.NOTHING, None),
         (living("old"), Action.REPAIR, None),
         (strangers(), Action.LEAVE, "NameConflict"),
-        (living(ownerReferences=[OWNER | {"uid": "former-uid"}]), Action.WAIT, "PreviousLife"),
+        (living(ownerReferences=[OWNER | {"uid": "former-uid"}]), Action.WAIT, "PreviousIncarnation"),
         (living("old", deletionTimestamp="2026-07-01T00:00:00Z"), Action.WAIT, "Terminating"),
     ],
-    ids=["absent", "as declared", "changed", "foreign", "previous life", "dying"],
+    ids=["absent", "as declared", "changed", "foreign", "previous incarnation", "dying"],
 )
 def test_what_an_object_needs(live: Object | None, action: Action, reason: str | None) -> None:
     """Nothing that is not ours is planned to be written, and nothing that is on its way out."""
-    made = plan(CONFIG_MAP, wanted(), live, CLAIM)
+    made = plan(CONFIG_MAP, wanted(), live, CHECK)
     assert made.action is action
     assert (made.problem.reason if made.problem else None) == reason
     assert bool(made.differences) == (action is Action.REPAIR)
@@ -113,11 +123,11 @@ def test_what_an_object_needs(live: Object | None, action: Action, reason: str |
 
 def test_a_name_conflict_names_the_object_and_says_what_to_do() -> None:
     """A tenant can act on the sentence, and nothing but the tenant can solve it."""
-    problem = plan(CONFIG_MAP, wanted(), strangers(), CLAIM).problem
+    problem = plan(CONFIG_MAP, wanted(), strangers(), CHECK).problem
     assert problem is not None
     assert "ConfigMap team-a/checkout-envoy" in problem.message
     assert "rename or delete it" in problem.message
-    assert problem.is_terminal
+    assert problem.needs_user_action
 
 
 # --- looking -------------------------------------------------------------------------------------------------------
@@ -127,7 +137,7 @@ async def test_what_the_store_knows_is_not_asked_for(tmp_path: Path) -> None:
     """A child that holds costs no request at all."""
     api = ScriptedApi()
     async with rooms(api, tmp_path, (CONFIG_MAP, living())) as own:
-        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+        result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert (result.outcome, result.problem) == (Outcome.UNCHANGED, None)
     assert own.writes == []
 
@@ -136,8 +146,8 @@ async def test_a_live_read_precedes_every_create(tmp_path: Path) -> None:
     """The store alone is no proof that a name is free."""
     api = ScriptedApi(("get ConfigMap", ok(strangers())))
     async with rooms(api, tmp_path) as own:
-        assert (await own.applier.look(CONFIG_MAP, wanted(), CLAIM)).action is Action.LEAVE
-        assert (await own.applier.look(CONFIG_MAP, wanted(), CLAIM, ask_server=False)).action is Action.CREATE
+        assert (await own.applier.plan(CONFIG_MAP, wanted(), CHECK)).action is Action.LEAVE
+        assert (await own.applier.plan(CONFIG_MAP, wanted(), CHECK, ask_server=False)).action is Action.CREATE
 
 
 # --- creating ------------------------------------------------------------------------------------------------------
@@ -147,8 +157,8 @@ async def test_a_create_can_only_create(tmp_path: Path) -> None:
     """It carries the impossible version and no force, and the answer is known at once."""
     api = ScriptedApi(("get ConfigMap", NOT_FOUND), ("apply ConfigMap", created()))
     async with rooms(api, tmp_path) as own:
-        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
-        again = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+        result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
+        again = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     request = api.sent[1]
     assert not request.is_forced
     assert request.body == wanted() | {"metadata": wanted()["metadata"] | {"resourceVersion": IMPOSSIBLE_VERSION}}
@@ -164,7 +174,7 @@ async def test_a_create_that_met_a_stranger_is_taken_back(tmp_path: Path) -> Non
         ("apply ConfigMap", ok(merged)), ("apply ConfigMap", ok(strangers())), ("get ConfigMap", ok(strangers()))
     )
     async with rooms(api, tmp_path) as own:
-        result = await own.applier.carry_out(Plan(CONFIG_MAP, wanted(), None, Action.CREATE), CLAIM)
+        result = await own.applier.execute(Plan(CONFIG_MAP, wanted(), None, Action.CREATE), CHECK)
     assert result.problem is not None
     assert result.problem.reason == "NameConflict"
     assert api.sent[1].body == {
@@ -181,7 +191,7 @@ async def test_a_name_taken_meanwhile_is_looked_at_again(tmp_path: Path) -> None
     """A lost race for a name against ourselves (a lost answer) ends with the object that is there, and no write."""
     api = ScriptedApi(("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living())))
     async with rooms(api, tmp_path) as own:
-        result = await own.applier.carry_out(Plan(CONFIG_MAP, wanted(), None, Action.CREATE), CLAIM)
+        result = await own.applier.execute(Plan(CONFIG_MAP, wanted(), None, Action.CREATE), CHECK)
         assert own.store.get(CONFIG_MAP, KEY) == living()
     assert (result.outcome, result.problem, own.writes) == (Outcome.UNCHANGED, None, [])
 
@@ -193,12 +203,12 @@ async def test_a_repair_proves_which_object_it_means(tmp_path: Path) -> None:
     """It forces, and carries the UID and the resourceVersion that were looked at."""
     api = ScriptedApi(("apply ConfigMap", repaired()))
     async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
-        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+        result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     (request,) = api.sent
     assert request.is_forced
     assert request.body == wanted() | {"metadata": wanted()["metadata"] | {"uid": "child-uid", "resourceVersion": "20"}}
     assert result.outcome is Outcome.CONFIGURED
-    assert [each.field for each in result.reasons] == [".data.file"]
+    assert [each.field for each in result.changes] == [".data.file"]
     assert own.writes == [("ConfigMap", Outcome.CONFIGURED)]
 
 
@@ -207,7 +217,7 @@ async def test_an_avoidable_write_is_called_by_its_name(tmp_path: Path) -> None:
     live = living("old")
     api = ScriptedApi(("apply ConfigMap", ok(living(version=int(live["metadata"]["resourceVersion"])))))
     async with rooms(api, tmp_path, (CONFIG_MAP, live)) as own:
-        await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+        await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert own.writes == [("ConfigMap", Outcome.UNCHANGED)]
 
 
@@ -218,7 +228,7 @@ async def test_a_repair_of_an_object_that_is_another_now_reads_again(tmp_path: P
     """409 and 422 for ``metadata.uid`` both mean: look again, and decide anew about what is there."""
     api = ScriptedApi(("apply ConfigMap", refusal), ("get ConfigMap", ok(strangers())))
     async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
-        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+        result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert result.problem is not None
     assert result.problem.reason == "NameConflict"
     assert own.writes == []
@@ -228,7 +238,7 @@ async def test_a_deleted_child_is_created_in_the_same_round(tmp_path: Path) -> N
     """A repair that finds its object gone ends with a create."""
     api = ScriptedApi(("apply ConfigMap", CONFLICT), ("get ConfigMap", NOT_FOUND), ("apply ConfigMap", created()))
     async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
-        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+        result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert result.outcome is Outcome.CREATED
     assert api.sent[2].body["metadata"]["resourceVersion"] == IMPOSSIBLE_VERSION
 
@@ -240,10 +250,10 @@ async def test_a_repair_is_told_although_its_tidying_up_lost_a_race(tmp_path: Pa
     shadowed["metadata"]["managedFields"].append(shadow)
     api = ScriptedApi(("apply ConfigMap", ok(shadowed)), ("patch ConfigMap", CONFLICT))
     async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
-        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+        result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert result.outcome is Outcome.CONFIGURED
     assert result.problem is None
-    assert [each.field for each in result.reasons] == [".data.file"]
+    assert [each.field for each in result.changes] == [".data.file"]
 
 
 async def test_a_second_try_pins_the_object_and_not_its_version(tmp_path: Path) -> None:
@@ -252,7 +262,7 @@ async def test_a_second_try_pins_the_object_and_not_its_version(tmp_path: Path) 
         ("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living("old"))), ("apply ConfigMap", repaired())
     )
     async with rooms(api, tmp_path, (CONFIG_MAP, living("older"))) as own:
-        result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+        result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert result.outcome is Outcome.CONFIGURED
     first, _, second = (each.body for each in api.sent)
     assert {"uid", "resourceVersion"} <= first["metadata"].keys()
@@ -266,9 +276,9 @@ async def test_a_second_conflict_is_left_to_the_next_round(tmp_path: Path) -> No
         ("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living("old"))), ("apply ConfigMap", CONFLICT)
     )
     async with rooms(api, tmp_path, (CONFIG_MAP, living("older"))) as own:
-        look = await own.applier.look(CONFIG_MAP, wanted(), CLAIM)
+        look = await own.applier.plan(CONFIG_MAP, wanted(), CHECK)
         with pytest.raises(ConflictError):
-            await own.applier.carry_out(look, CLAIM)
+            await own.applier.execute(look, CHECK)
     assert own.writes == []
 
 
@@ -276,9 +286,9 @@ async def test_transient_errors_pass_through(tmp_path: Path) -> None:
     """Retrying is the workqueue's."""
     api = ScriptedApi(("apply ConfigMap", UNAVAILABLE))
     async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
-        look = await own.applier.look(CONFIG_MAP, wanted(), CLAIM)
+        look = await own.applier.plan(CONFIG_MAP, wanted(), CHECK)
         with pytest.raises(TransientError):
-            await own.applier.carry_out(look, CLAIM)
+            await own.applier.execute(look, CHECK)
 
 
 @pytest.mark.parametrize(
@@ -288,8 +298,8 @@ async def test_what_has_to_be_left_or_waited_for_is_not_written(tmp_path: Path, 
     """No request, and the problem is the result."""
     api = ScriptedApi()
     async with rooms(api, tmp_path, (CONFIG_MAP, live)) as own:
-        look = await own.applier.look(CONFIG_MAP, wanted(), CLAIM)
-        result = await own.applier.carry_out(look, CLAIM)
+        look = await own.applier.plan(CONFIG_MAP, wanted(), CHECK)
+        result = await own.applier.execute(look, CHECK)
     assert (result.outcome, result.problem) == (Outcome.SKIPPED, look.problem)
 
 
@@ -301,14 +311,14 @@ async def test_a_refusal_names_the_field_and_is_not_repeated(tmp_path: Path) -> 
     api = ScriptedApi(("apply ConfigMap", refused(422, "Invalid", "spec.selector", message="field is immutable")))
     async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         for _ in range(3):
-            result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+            result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
             assert result.problem is not None
-            assert result.problem.is_terminal
+            assert result.problem.needs_user_action
             assert result.problem.reason == "Invalid"
             assert "spec.selector" in result.problem.message
             assert "immutable" in result.problem.message
         api.add(("apply ConfigMap", repaired()))
-        other = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted("newer"), CLAIM), CLAIM)
+        other = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted("newer"), CHECK), CHECK)
     assert other.problem is None
 
 
@@ -323,16 +333,16 @@ async def test_a_difference_that_an_apply_did_not_settle_is_told_once_and_not_se
     async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         with capture_logs() as logs:
             for _ in range(3):
-                result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+                result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
                 assert result.problem is not None
                 assert result.problem.reason == "FieldsNotHeld"
                 assert ".data.file" in result.problem.message
         assert [each["event"] for each in logs] == ["noncanonical"]
         assert len(api.sent) == 1
         api.add(("apply ConfigMap", changing("NEWER")), ("apply ConfigMap", changing("NEW")))
-        await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted("newer"), CLAIM), CLAIM)
-        own.applier.forget_refusals()
-        await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted("newer"), CLAIM), CLAIM)
+        await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted("newer"), CHECK), CHECK)
+        own.applier.reset_rejected()
+        await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted("newer"), CHECK), CHECK)
 
 
 async def test_a_created_object_is_held_against_the_declaration_too(tmp_path: Path) -> None:
@@ -345,7 +355,7 @@ async def test_a_created_object_is_held_against_the_declaration_too(tmp_path: Pa
     api = ScriptedApi(("get ConfigMap", NOT_FOUND), ("apply ConfigMap", answer))
     async with rooms(api, tmp_path) as own:
         for outcome in (Outcome.CREATED, Outcome.SKIPPED):
-            result = await own.applier.carry_out(await own.applier.look(CONFIG_MAP, wanted(), CLAIM), CLAIM)
+            result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
             assert result.outcome is outcome
             assert result.problem is not None
             assert result.problem.reason == "FieldsNotHeld"
@@ -363,26 +373,26 @@ async def test_a_field_that_is_taken_again_and_again_is_taken_back_ever_more_slo
     async with rooms(api, tmp_path) as own:
 
         async def fight() -> Any:  # noqa: ANN401
-            return await own.applier.carry_out(plan(CONFIG_MAP, wanted(), deepcopy(rival), CLAIM), CLAIM)
+            return await own.applier.execute(plan(CONFIG_MAP, wanted(), deepcopy(rival), CHECK), CHECK)
 
         assert [(await fight()).outcome for _ in range(3)] == [Outcome.CONFIGURED] * 3
         waiting = await fight()
         assert waiting.outcome is Outcome.SKIPPED
         assert waiting.problem.reason == "Contended"
         assert "rival" in waiting.problem.message
-        assert 0 < waiting.again_after_s <= 300
-        own.clock.mono += waiting.again_after_s
+        assert 0 < waiting.requeue_after_s <= 300
+        own.clock.mono += waiting.requeue_after_s
         assert (await fight()).outcome is Outcome.CONFIGURED
 
 
 async def test_a_child_that_is_deleted_again_and_again_is_made_again_ever_more_slowly(tmp_path: Path) -> None:
     """The fourth time waits and says so; who has never been complete is not held up, nor is another proxy's life."""
-    restores = child_of({"metadata": {"uid": "proxy-uid", "name": "checkout"}}, was_told=True)
+    restores = child_check({"metadata": {"uid": "proxy-uid", "name": "checkout"}}, was_reported=True)
     api = ScriptedApi(*[("apply ConfigMap", created())] * 6)
     async with rooms(api, tmp_path) as own:
 
-        async def restore(claim: Claim = restores, **owner: str) -> Result:
-            return await own.applier.carry_out(plan(CONFIG_MAP, wanted(**owner), None, claim), claim)
+        async def restore(check: OwnershipCheck = restores, **owner: str) -> Result:
+            return await own.applier.execute(plan(CONFIG_MAP, wanted(**owner), None, check), check)
 
         first = [await restore() for _ in range(3)]
         assert [each.outcome for each in first] == [Outcome.CREATED] * 3
@@ -392,10 +402,10 @@ async def test_a_child_that_is_deleted_again_and_again_is_made_again_ever_more_s
         assert waiting.problem is not None
         assert waiting.problem.reason == "Contended"
         assert "another writer keeps taking the whole object" in waiting.problem.message
-        assert waiting.again_after_s is not None
-        assert (await restore(CLAIM)).outcome is Outcome.CREATED
+        assert waiting.requeue_after_s is not None
+        assert (await restore(CHECK)).outcome is Outcome.CREATED
         assert (await restore(uid="next-life")).outcome is Outcome.CREATED
-        own.clock.mono += waiting.again_after_s
+        own.clock.mono += waiting.requeue_after_s
         assert (await restore()).outcome is Outcome.CREATED
 
 

@@ -8,7 +8,7 @@ import pytest
 from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Key, Object
 from operator_app.apply import Outcome
 from operator_app.errors import ConflictError
-from operator_app.finalizer import is_held
+from operator_app.finalizer import has_finalizer
 from tests.unit.scripted_api import CONFLICT, NOT_FOUND, ScriptedApi, held, ok, proxy_of_team, refused, rooms
 from tests.unit.ssa.field_sets import entry
 
@@ -38,7 +38,7 @@ async def test_holding_applies_our_entry_alone(tmp_path: Path) -> None:
     proxy = proxy_of_team(finalizers=[OTHERS])
     api = ScriptedApi(("apply EnvoyProxy", held(proxy)))
     async with rooms(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        result = await own.finalizer.hold(proxy)
+        result = await own.finalizer.add(proxy)
         assert own.store.get(ENVOY_PROXY, KEY) == result
     assert api.sent[0].body == {
         "apiVersion": proxy["apiVersion"],
@@ -46,8 +46,8 @@ async def test_holding_applies_our_entry_alone(tmp_path: Path) -> None:
         "metadata": IDENTITY | {"finalizers": [FINALIZER]},
     }
     assert result["metadata"]["finalizers"] == [OTHERS, FINALIZER]
-    assert is_held(result)
-    assert not is_held(proxy)
+    assert has_finalizer(result)
+    assert not has_finalizer(proxy)
     assert own.writes == [("EnvoyProxy", Outcome.CONFIGURED)]
 
 
@@ -55,7 +55,7 @@ async def test_what_is_held_costs_no_request(tmp_path: Path) -> None:
     """Whoever put the entry there, it stands."""
     for proxy in (proxy_with(FINALIZER), proxy_with(OTHERS, FINALIZER, owned=False)):
         async with rooms(ScriptedApi(), tmp_path) as own:
-            assert await own.finalizer.hold(proxy) is proxy
+            assert await own.finalizer.add(proxy) is proxy
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ async def test_holding_what_has_changed_means_to_decide_anew(tmp_path: Path, ref
     """A proxy that has gone, was reborn or is on its way out is a conflict, never an invalid declaration."""
     async with rooms(ScriptedApi(("apply EnvoyProxy", refusal)), tmp_path) as own:
         with pytest.raises(ConflictError):
-            await own.finalizer.hold(proxy_of_team())
+            await own.finalizer.add(proxy_of_team())
     assert own.writes == []
 
 
@@ -80,7 +80,7 @@ async def test_releasing_gives_up_our_share_alone(tmp_path: Path) -> None:
     proxy = proxy_with(OTHERS, FINALIZER)
     api = ScriptedApi(("apply EnvoyProxy", held(proxy)))
     async with rooms(api, tmp_path) as own:
-        await own.finalizer.release(proxy)
+        await own.finalizer.remove(proxy)
     assert api.sent[0].body["metadata"] == IDENTITY
     assert own.writes == [("EnvoyProxy", Outcome.CONFIGURED)]
 
@@ -88,7 +88,7 @@ async def test_releasing_gives_up_our_share_alone(tmp_path: Path) -> None:
 async def test_what_is_not_held_costs_no_request(tmp_path: Path) -> None:
     """A second release, after a lost answer, has nothing to do."""
     async with rooms(ScriptedApi(), tmp_path) as own:
-        await own.finalizer.release(proxy_of_team(finalizers=[OTHERS]))
+        await own.finalizer.remove(proxy_of_team(finalizers=[OTHERS]))
 
 
 async def test_an_entry_that_another_owns_is_struck_out_of_the_version_that_was_read(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ async def test_an_entry_that_another_owns_is_struck_out_of_the_version_that_was_
     proxy = proxy_with(OTHERS, FINALIZER, owned=False)
     api = ScriptedApi(("patch EnvoyProxy", ok(proxy_of_team(finalizers=[OTHERS], resourceVersion="11"))))
     async with rooms(api, tmp_path) as own:
-        await own.finalizer.release(proxy)
+        await own.finalizer.remove(proxy)
     assert api.sent[0].body == {
         "metadata": {"uid": "proxy-uid", "resourceVersion": "10", "finalizers": [OTHERS]},
     }
@@ -108,7 +108,7 @@ async def test_a_shared_entry_is_given_up_and_then_struck_out(tmp_path: Path) ->
     shared = proxy_with(FINALIZER, owned=False, resourceVersion="12")
     api = ScriptedApi(("apply EnvoyProxy", ok(shared)), ("patch EnvoyProxy", ok(proxy_of_team(resourceVersion="13"))))
     async with rooms(api, tmp_path) as own:
-        await own.finalizer.release(proxy)
+        await own.finalizer.remove(proxy)
     assert api.sent[1].body["metadata"] == {"uid": "proxy-uid", "resourceVersion": "12", "finalizers": None}
 
 
@@ -116,7 +116,7 @@ async def test_a_shared_entry_is_given_up_and_then_struck_out(tmp_path: Path) ->
 async def test_releasing_what_has_gone_is_done(tmp_path: Path, line: str, *, owned: bool) -> None:
     """404 is what was wanted."""
     async with rooms(ScriptedApi((line, NOT_FOUND)), tmp_path) as own:
-        await own.finalizer.release(proxy_with(FINALIZER, owned=owned))
+        await own.finalizer.remove(proxy_with(FINALIZER, owned=owned))
 
 
 @pytest.mark.parametrize(("line", "owned"), [("apply EnvoyProxy", True), ("patch EnvoyProxy", False)])
@@ -124,4 +124,4 @@ async def test_releasing_what_has_changed_means_to_decide_anew(tmp_path: Path, l
     """A conflict is never swallowed: the entry may still stand on another version."""
     async with rooms(ScriptedApi((line, CONFLICT)), tmp_path) as own:
         with pytest.raises(ConflictError):
-            await own.finalizer.release(proxy_with(FINALIZER, owned=owned))
+            await own.finalizer.remove(proxy_with(FINALIZER, owned=owned))

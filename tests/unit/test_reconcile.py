@@ -30,7 +30,7 @@ from operator_app.errors import ConflictError, TransientError
 from operator_app.kube.deltas import Changed
 from operator_app.kube.events import Occurrence
 from operator_app.reconcile import PERSISTENT_AFTER, Reconciler
-from operator_app.registration.backoff import Patience, Respite
+from operator_app.registration.backoff import Backoff, CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
@@ -81,7 +81,7 @@ class Rounds(Rooms):
             self.store,
             namespace="edge-system",
             on_write=self.on_write,
-            sink=self.store.take,
+            sink=self.store.apply_delta,
         )
         self.reconciler = Reconciler(
             self.cluster,
@@ -90,15 +90,15 @@ class Rounds(Rooms):
             self.finalizer,
             Registrar(
                 ledger,
-                Claims(self.applier, self.store, namespace="edge-system", sink=self.store.take),
+                Claims(self.applier, self.store, namespace="edge-system", sink=self.store.apply_delta),
                 Registries({}),
-                Patience(base_s=1, cap_s=10, rand=lambda: 0.5),
-                Respite(rand=lambda: 0.5),
+                Backoff(base_s=1, cap_s=10, rand=lambda: 0.5),
+                CircuitBreaker(rand=lambda: 0.5),
                 mono=self.clock,
             ),
             self.statuses,
             report=lambda _, result: self.results.append(result),
-            tell_event=self.events.append,
+            record_event=self.events.append,
             default_image="envoy:default",
             abandon_after_s=None,
             now=lambda: NOW,
@@ -196,7 +196,7 @@ async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
         ("apply EnvoyProxy/status", told(held_proxy())),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        assert await own.reconciler.round(KEY) == DONE
+        assert await own.reconciler.reconcile(KEY) == DONE
         assert [result.outcome for result in own.results] == [Outcome.CREATED] * 3
     sent = [each.line for each in api.sent]
     assert sent.index("apply ConfigMap") < sent.index("apply Deployment"), "it mounts the ConfigMap"
@@ -235,7 +235,7 @@ async def test_a_first_round_looks_at_all_children_at_the_same_time(tmp_path: Pa
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         with anyio.fail_after(10):
-            assert await own.reconciler.round(KEY) == DONE
+            assert await own.reconciler.reconcile(KEY) == DONE
 
 
 async def test_an_edit_that_the_hold_brings_to_light_is_what_the_round_is_about(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ async def test_an_edit_that_the_hold_brings_to_light_is_what_the_round_is_about(
         ("apply EnvoyProxy/status", told(edited)),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        assert await own.reconciler.round(KEY) == DONE
+        assert await own.reconciler.reconcile(KEY) == DONE
     assert api.body("apply Deployment")["spec"]["replicas"] == 7
     assert api.body("apply ProxyRegistration")["spec"]["generation"] == 2
     assert condition(api, "Reconciled")["observedGeneration"] == 2
@@ -264,7 +264,7 @@ async def test_a_policy_that_refuses_the_finalizer_is_told(tmp_path: Path, code:
         ("apply EnvoyProxy/status", told(proxy)),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        verdict = await own.reconciler.round(KEY)
+        verdict = await own.reconciler.reconcile(KEY)
     assert verdict.failure is not None
     assert condition(api, "Stalled")["reason"] == reason
     assert "a policy says no" in condition(api, "Stalled")["message"]
@@ -276,7 +276,7 @@ async def test_a_quiet_round_asks_for_nothing(tmp_path: Path) -> None:
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *family(proxy)) as own:
         for _ in range(3):
-            assert await own.reconciler.round(KEY) == DONE
+            assert await own.reconciler.reconcile(KEY) == DONE
     assert condition(api, "Ready")["status"] == "True"
 
 
@@ -287,17 +287,17 @@ async def test_a_drift_is_one_write(tmp_path: Path) -> None:
     drifted["spec"]["selector"] = {"app": "other"}
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)), ("apply Service", repaired()))
     async with rounds(api, tmp_path, *family(proxy)) as own:
-        await own.reconciler.round(KEY)
+        await own.reconciler.reconcile(KEY)
         drifted["metadata"]["resourceVersion"] = "21"
-        own.store.take(Changed(SERVICE, drifted))
-        assert await own.reconciler.round(KEY) == DONE
+        own.store.apply_delta(Changed(SERVICE, drifted))
+        assert await own.reconciler.reconcile(KEY) == DONE
     assert api.body("apply Service")["spec"]["selector"]["app.kubernetes.io/instance"] == "checkout"
 
 
 async def test_an_unknown_proxy_costs_nothing(tmp_path: Path) -> None:
     """A key whose object has gone is done."""
     async with rounds(ScriptedApi(), tmp_path) as own:
-        assert await own.reconciler.round(KEY) == DONE
+        assert await own.reconciler.reconcile(KEY) == DONE
 
 
 # --- trouble -------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ async def test_trouble_with_one_child_does_not_stop_the_others(tmp_path: Path, f
         script.append(("apply EnvoyProxy/status", told(proxy)))
     api = ScriptedApi(*script)
     async with rounds(api, tmp_path, *known) as own:
-        verdict = await own.reconciler.round(KEY, failures=failures)
+        verdict = await own.reconciler.reconcile(KEY, failures=failures)
     assert isinstance(verdict.failure, TransientError)
     if failures >= PERSISTENT_AFTER:
         assert condition(api, "Reconciled")["reason"] == "Retrying"
@@ -329,7 +329,7 @@ async def test_what_cannot_be_repaired_is_not_called_absent(tmp_path: Path) -> N
     known = [(kind, live if kind == DEPLOYMENT else obj) for kind, obj in family(proxy)]
     api = ScriptedApi(("apply Deployment", UNAVAILABLE), ("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *known) as own:
-        await own.reconciler.round(KEY, failures=PERSISTENT_AFTER)
+        await own.reconciler.reconcile(KEY, failures=PERSISTENT_AFTER)
     assert condition(api, "Reconciled")["status"] == "False"
     assert condition(api, "Available")["reason"] == "EnoughReady"
     assert api.body("apply EnvoyProxy/status")["status"]["readyReplicas"] == 1
@@ -350,7 +350,7 @@ async def test_a_refused_child_is_told_at_once_and_the_others_are_made(tmp_path:
         ("apply EnvoyProxy/status", told(proxy)),
     )
     async with rounds(api, tmp_path, *known) as own:
-        assert (await own.reconciler.round(KEY)).failure is None, "nothing comes of trying again"
+        assert (await own.reconciler.reconcile(KEY)).failure is None, "nothing comes of trying again"
     assert condition(api, "Stalled")["reason"] == "Invalid"
     assert "spec.selector" in condition(api, "Stalled")["message"]
 
@@ -369,7 +369,7 @@ async def test_a_strangers_config_map_keeps_the_deployment_from_being_made(tmp_p
         ("apply EnvoyProxy/status", told(proxy)),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        verdict = await own.reconciler.round(KEY)
+        verdict = await own.reconciler.reconcile(KEY)
     assert {each.kind: each.problem.reason if each.problem else None for each in own.results} == {
         CONFIG_MAP: "NameConflict",
         DEPLOYMENT: "ConfigMapNotReady",
@@ -385,7 +385,7 @@ async def test_a_strangers_service_is_not_registered(tmp_path: Path) -> None:
     known = [(kind, obj) for kind, obj in family(proxy) if kind not in (SERVICE, PROXY_REGISTRATION)]
     api = ScriptedApi(("get Service", ok(strangers(SERVICE))), ("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *known) as own:
-        await own.reconciler.round(KEY)
+        await own.reconciler.reconcile(KEY)
     assert condition(api, "Registered")["reason"] == "NoAddress"
     assert "address" not in api.body("apply EnvoyProxy/status")["status"]
 
@@ -404,7 +404,7 @@ async def test_a_service_that_cannot_be_repaired_keeps_its_record_and_gets_no_ot
     refusal = refused(422, "Invalid", "spec.type", message="not in this cluster")
     api = ScriptedApi(("apply Service", refusal), *lookups, ("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *known) as own:
-        await own.reconciler.round(KEY)
+        await own.reconciler.reconcile(KEY)
     assert condition(api, "Reconciled")["reason"] == "Invalid"
     assert condition(api, "Registered")["status"] == str(has_record)
     assert api.body("apply EnvoyProxy/status")["status"]["address"] == ADDRESS
@@ -416,7 +416,7 @@ async def test_a_proxy_that_has_moved_on_is_read_again(tmp_path: Path) -> None:
     newer = proxy_of_team(resourceVersion="11", generation=2)
     api = ScriptedApi(("apply EnvoyProxy", CONFLICT), ("get EnvoyProxy", ok(newer)))
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        verdict = await own.reconciler.round(KEY)
+        verdict = await own.reconciler.reconcile(KEY)
         assert own.store.get(ENVOY_PROXY, KEY) == newer
     assert isinstance(verdict.failure, ConflictError)
 
@@ -434,7 +434,7 @@ async def test_a_declaration_that_cannot_be_acted_on_writes_nothing_but_the_stat
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
     known = [(kind, obj) for kind, obj in family(held_proxy()) if kind in (DEPLOYMENT, SERVICE)]
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy), *known) as own:
-        assert await own.reconciler.round(KEY) == DONE
+        assert await own.reconciler.reconcile(KEY) == DONE
     assert condition(api, "Stalled")["reason"] == "InvalidSpec"
     assert words in condition(api, "Stalled")["message"]
     assert condition(api, "Available")["status"] == "True"
@@ -449,7 +449,7 @@ async def test_a_paused_proxy_is_told_what_waits(tmp_path: Path) -> None:
     proxy = proxy_of_team({"paused": True})
     api = ScriptedApi(*((f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS), ("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        assert await own.reconciler.round(KEY) == DONE
+        assert await own.reconciler.reconcile(KEY) == DONE
     assert condition(api, "Reconciled")["reason"] == "Paused"
     assert own.writes == [("EnvoyProxy", Outcome.CONFIGURED)]
 
@@ -459,7 +459,7 @@ async def test_a_paused_proxy_where_all_holds_is_ready(tmp_path: Path) -> None:
     proxy = held_proxy({"paused": True})
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *family(proxy)) as own:
-        assert await own.reconciler.round(KEY) == DONE
+        assert await own.reconciler.reconcile(KEY) == DONE
     assert condition(api, "Ready")["status"] == "True"
 
 
@@ -471,7 +471,7 @@ async def test_a_drift_of_a_paused_proxy_is_named_and_left(tmp_path: Path) -> No
     known = [(kind, drifted if kind == SERVICE else obj) for kind, obj in family(proxy)]
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *known) as own:
-        await own.reconciler.round(KEY)
+        await own.reconciler.reconcile(KEY)
     assert ".spec.type" in condition(api, "Reconciled")["message"]
     assert condition(api, "Registered")["status"] == "True", "the record is as declared all the same"
     assert api.body("apply EnvoyProxy/status")["status"]["address"] == ADDRESS
@@ -503,7 +503,7 @@ async def test_only_our_own_children_that_are_not_declared_are_pruned(tmp_path: 
         ("delete Service", ok({"metadata": {"resourceVersion": "40"}})), ("apply EnvoyProxy/status", told(proxy))
     )
     async with rounds(api, tmp_path, *known) as own:
-        await own.reconciler.round(KEY)
+        await own.reconciler.reconcile(KEY)
     assert api.body("delete Service")["preconditions"] == {"uid": "uid-of-former-name"}
 
 
@@ -519,7 +519,7 @@ async def test_a_deleted_proxy_goes_after_its_record(tmp_path: Path) -> None:
         ("delete ProxyRegistration", ok({"metadata": {"resourceVersion": "40"}})), ("apply EnvoyProxy", held(proxy))
     )
     async with rounds(api, tmp_path, *family(proxy)) as own:
-        assert await own.reconciler.round(KEY) == DONE
+        assert await own.reconciler.reconcile(KEY) == DONE
         assert own.store.get(PROXY_REGISTRATION, Key("edge-system", "proxy-proxy-uid")) is None
     assert api.sent[0].body["preconditions"] == {"uid": "record-of-proxy-uid", "resourceVersion": "20"}
 
@@ -529,7 +529,7 @@ async def test_a_proxy_whose_record_cannot_be_removed_stays(tmp_path: Path) -> N
     proxy = held_proxy(deletionTimestamp=DELETED)
     api = ScriptedApi(("delete ProxyRegistration", UNAVAILABLE), ("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *family(proxy)) as own:
-        assert isinstance((await own.reconciler.round(KEY)).failure, TransientError)
+        assert isinstance((await own.reconciler.reconcile(KEY)).failure, TransientError)
     assert ("EnvoyProxy", Outcome.DELETED) not in own.writes
 
 
@@ -548,7 +548,7 @@ async def test_a_record_without_a_proxy_is_removed_after_a_live_read(tmp_path: P
     )
     known = family(proxy) if reborn else []
     async with rounds(api, tmp_path, *known, (PROXY_REGISTRATION, orphan)) as own:
-        assert (await own.reconciler.round(KEY)).failure is None
+        assert (await own.reconciler.reconcile(KEY)).failure is None
     preconditions = {"uid": "record-of-former-uid", "resourceVersion": "20"}
     assert api.body("delete ProxyRegistration")["preconditions"] == preconditions, "it may name more by now"
 
@@ -557,7 +557,7 @@ async def test_a_record_of_a_proxy_that_the_store_does_not_know_yet_stays(tmp_pa
     """A store that is behind is no proof of death."""
     api = ScriptedApi(("get EnvoyProxy", ok(held_proxy())))
     async with rounds(api, tmp_path, (PROXY_REGISTRATION, record())) as own:
-        assert (await own.reconciler.round(KEY)).failure is None
+        assert (await own.reconciler.reconcile(KEY)).failure is None
 
 
 # --- the record's fence --------------------------------------------------------------------------------------------
@@ -569,7 +569,7 @@ async def test_a_newer_generation_replaces_the_record_pinned_to_what_was_read(tm
     known = [(kind, record() if kind == PROXY_REGISTRATION else obj) for kind, obj in family(proxy)]
     api = ScriptedApi(("apply ProxyRegistration", repaired()), ("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *known) as own:
-        assert await own.reconciler.round(KEY) == DONE
+        assert await own.reconciler.reconcile(KEY) == DONE
     metadata = api.body("apply ProxyRegistration")["metadata"]
     assert (metadata["uid"], metadata["resourceVersion"]) == ("record-of-proxy-uid", "20")
     assert api.body("apply ProxyRegistration")["spec"]["generation"] == 2
@@ -586,11 +586,11 @@ async def test_an_older_generation_never_replaces_a_newer_record(tmp_path: Path)
         ("apply EnvoyProxy/status", told(proxy)),
     )
     async with rounds(api, tmp_path, *known) as own:
-        await own.reconciler.round(KEY)
+        await own.reconciler.reconcile(KEY)
     assert condition(api, "Registered")["reason"] == "RecordConflict"
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *known, (PROXY_REGISTRATION, newer)) as own:
-        await own.reconciler.round(KEY)
+        await own.reconciler.reconcile(KEY)
     assert condition(api, "Registered")["reason"] == "RecordConflict"
 
 
@@ -604,9 +604,9 @@ async def test_a_record_that_names_another_uid_is_not_touched(tmp_path: Path) ->
     known = [(kind, theirs if kind == PROXY_REGISTRATION else obj) for kind, obj in family(proxy)]
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, *known) as own:
-        await own.reconciler.round(KEY)
+        await own.reconciler.reconcile(KEY)
     assert condition(api, "Registered")["reason"] == "RecordConflict"
     gone = held_proxy(deletionTimestamp=DELETED)
     api = ScriptedApi(("apply EnvoyProxy", held(gone)))
     async with rounds(api, tmp_path, (ENVOY_PROXY, gone), (PROXY_REGISTRATION, theirs)) as own:
-        assert await own.reconciler.round(KEY) == DONE
+        assert await own.reconciler.reconcile(KEY) == DONE

@@ -13,7 +13,7 @@ from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE,
 from operator_app.apply import Outcome, Problem, Result
 from operator_app.errors import ConflictError
 from operator_app.ssa.contention import Contention
-from operator_app.status import Observation, Rollout, is_told, is_verified, next_status, rollout_of
+from operator_app.status import Observation, Rollout, is_verified, next_status, observed_current_generation, rollout_of
 from tests.unit.scripted_api import CONFLICT, SETTLE_S, ScriptedApi, ok, proxy_of_team, rooms, told, with_status
 from tests.unit.ssa.field_sets import entry, field_set
 
@@ -21,7 +21,7 @@ NOW = datetime(2026, 7, 2, 3, 4, 5, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
 KEY = Key("team-a", "checkout-envoy")
 WAIT = Problem("Retrying", "wait")
-ACT = Problem("NameConflict", "act", is_terminal=True)
+ACT = Problem("NameConflict", "act", needs_user_action=True)
 
 
 def deployment(
@@ -167,7 +167,7 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
             id="the record is not confirmed",
         ),
         pytest.param(
-            observed(refusal=Problem("InvalidSpec", "no", is_terminal=True)),
+            observed(refusal=Problem("InvalidSpec", "no", needs_user_action=True)),
             {
                 "Ready": "False InvalidSpec",
                 "Reconciled": "False InvalidSpec",
@@ -178,7 +178,7 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
             id="a declaration that can't be acted on; what runs goes on running",
         ),
         pytest.param(
-            Observation(proxy_of_team(), refusal=Problem("InvalidSpec", "no", is_terminal=True)),
+            Observation(proxy_of_team(), refusal=Problem("InvalidSpec", "no", needs_user_action=True)),
             {
                 "Ready": "False InvalidSpec",
                 "Reconciled": "False InvalidSpec",
@@ -253,7 +253,9 @@ def test_a_transition_time_moves_only_when_the_status_flips() -> None:
     assert third["observedGeneration"] == 2
 
 
-PROBLEMS = st.sampled_from([None, WAIT, ACT, Problem("Invalid", "no", is_terminal=True), Problem("Paused", "wait")])
+PROBLEMS = st.sampled_from(
+    [None, WAIT, ACT, Problem("Invalid", "no", needs_user_action=True), Problem("Paused", "wait")]
+)
 NUMBERS = st.integers(0, 5)
 OBSERVATIONS = st.builds(
     lambda problems, numbers, deadline, observed_at, refusal, registration: Observation(
@@ -299,7 +301,8 @@ def test_conditions_never_contradict_each_other(observation: Observation) -> Non
     assert ("Ready" in is_true) == (parts and rollout_of(observation).is_complete)
     problems = [observation.refusal, observation.registration, *(each.problem for each in observation.children)]
     is_stalled = (
-        any(each is not None and each.is_terminal for each in problems) or rollout_of(observation).is_past_deadline
+        any(each is not None and each.needs_user_action for each in problems)
+        or rollout_of(observation).is_past_deadline
     )
     assert ("Stalled" in found) == is_stalled
     assert ("Ready" in is_true) or ({"Stalled", "Reconciling"} & found.keys())
@@ -334,9 +337,9 @@ def test_verified_is_what_the_stored_status_says_of_this_generation(
     """Only ``Reconciled`` counts, and only for the generation that is declared now."""
     reconciled = {"type": "Reconciled", "status": "True", "reason": "Verified", "observedGeneration": 1}
     assert is_verified(proxy_of_team() | {"status": {"conditions": [reconciled | condition]}}) is verified
-    assert is_told(proxy_of_team() | {"status": {"conditions": [reconciled | condition]}}) is told
+    assert observed_current_generation(proxy_of_team() | {"status": {"conditions": [reconciled | condition]}}) is told
     assert not is_verified(proxy_of_team())
-    assert not is_told(proxy_of_team())
+    assert not observed_current_generation(proxy_of_team())
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -413,8 +416,8 @@ async def test_what_was_said_is_owned_again_before_it_is_taken_back(tmp_path: Pa
     proxy["status"]["conditions"].append({"type": "Theirs", "status": "True"})
     api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
     async with rooms(api, tmp_path) as own:
-        again_after_s = await own.statuses.write(proxy, next_status(observed(proxy, address=None), now=LATER))
-    assert again_after_s == 0, "our own write is no news, and nothing else brings the round that takes it back"
+        requeue_after_s = await own.statuses.write(proxy, next_status(observed(proxy, address=None), now=LATER))
+    assert requeue_after_s == 0, "our own write is no news, and nothing else brings the round that takes it back"
     sent = api.sent[0].body["status"]
     stalled = {"Stalled": "True NameConflict"}
     assert {each["type"]: f"{each['status']} {each['reason']}" for each in sent["conditions"]} == FINE | stalled

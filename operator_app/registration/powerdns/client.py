@@ -190,7 +190,7 @@ class PowerDnsApi:
                     "PATCH",
                     self._zone_path(zone),
                     json={"rrsets": [edit.as_json() for edit in edits]},
-                    extensions={"trace": fencing.at_the_last_moment(fencing.check)},
+                    extensions={"trace": fencing.check_before_sending(fencing.check)},
                 )
                 return
         raise self._too_slow()

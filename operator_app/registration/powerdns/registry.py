@@ -51,7 +51,7 @@ from operator_app.registration.powerdns.dns import (
     holder,
     place_of,
 )
-from operator_app.registration.registry import Entry, Finding, Record, Registration
+from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -108,20 +108,20 @@ class PowerDnsRegistry:
         self._zones = tuple(zones)
         self._default_ttl_s = default_ttl_s
 
-    async def observe(self, record: Record) -> Finding:
+    async def observe(self, record: Record) -> Comparison:
         """See :class:`operator_app.registration.registry.Registry`."""
         wanted = self._wanted(record)
-        return wanted.finding(await self._look(wanted.place))
+        return wanted.comparison(await self._look(wanted.place))
 
     async def register(self, record: Record) -> Registration:
         """See :class:`operator_app.registration.registry.Registry`."""
         wanted = self._wanted(record)
-        before = wanted.finding(await self._look(wanted.place))
-        if before is Finding.MATCHING:
+        before = wanted.comparison(await self._look(wanted.place))
+        if before is Comparison.MATCHING:
             return Registration(Outcome.UNCHANGED)
-        if before is Finding.ABSENT and await self._is_parked(wanted.place):
-            before = Finding.FOREIGN
-        if before in (Finding.FOREIGN, Finding.NEWER):
+        if before is Comparison.ABSENT and await self._is_parked(wanted.place):
+            before = Comparison.FOREIGN
+        if before in (Comparison.FOREIGN, Comparison.NEWER):
             return _refusal(before, wanted.place.hostname)
         return await self._write(wanted, before)
 
@@ -148,30 +148,30 @@ class PowerDnsRegistry:
             raise ConflictError(f"the records of {hostname} came back after their removal")
         return Outcome.DELETED
 
-    async def entries(self) -> AsyncGenerator[Entry]:
+    async def entries(self) -> AsyncGenerator[OutsideRecord]:
         """See :class:`operator_app.registration.registry.Registry`."""
         for zone in self._zones:
             for each in await self._api.all_record_sets(zone):
                 label, _, hostname = each.name.lower().removesuffix(".").partition(".")
                 owner = holder([record.content for record in each.records])
                 if each.type == "TXT" and label == OWNER_LABEL and owner and owner.operator == self._operator:
-                    yield Entry(owner.uid, owner.proxy, hostname)
+                    yield OutsideRecord(owner.uid, owner.proxy, hostname)
 
-    async def _write(self, wanted: "_Wanted", before: Finding) -> Registration:
+    async def _write(self, wanted: "_Wanted", before: Comparison) -> Registration:
         refused: InvalidError | None = None
         try:
-            edits = wanted.claim() if before is Finding.ABSENT else wanted.correction()
+            edits = wanted.claim() if before is Comparison.ABSENT else wanted.correction()
             await self._api.change(wanted.place.zone, edits)
         except InvalidError as error:
             # The name may have been taken since the look; the next look tells that from a record that is refused.
             refused = error
-        after = wanted.finding(await self._look(wanted.place))
+        after = wanted.comparison(await self._look(wanted.place))
         match after:
-            case Finding.MATCHING if refused is not None:
+            case Comparison.MATCHING if refused is not None:
                 return Registration(Outcome.UNCHANGED)
-            case Finding.MATCHING:
-                return Registration(Outcome.CREATED if before is Finding.ABSENT else Outcome.CONFIGURED)
-            case Finding.FOREIGN | Finding.NEWER:
+            case Comparison.MATCHING:
+                return Registration(Outcome.CREATED if before is Comparison.ABSENT else Outcome.CONFIGURED)
+            case Comparison.FOREIGN | Comparison.NEWER:
                 return _refusal(after, wanted.place.hostname)
             case _ if refused is not None:
                 raise refused
@@ -206,16 +206,16 @@ class _Wanted:
     ownership: Ownership
     ttl_s: int
 
-    def finding(self, seen: _Seen) -> Finding:
+    def comparison(self, seen: _Seen) -> Comparison:
         """What ``seen`` is to this pair."""
         if seen.is_free(self.place):
-            return Finding.ABSENT
+            return Comparison.ABSENT
         owner = seen.holder
         if owner is None or (owner.operator, owner.uid) != (self.ownership.operator, self.ownership.uid):
-            return Finding.FOREIGN
+            return Comparison.FOREIGN
         if owner.generation > self.ownership.generation:
-            return Finding.NEWER
-        return Finding.MATCHING if self._holds(seen) else Finding.DIFFERENT
+            return Comparison.NEWER
+        return Comparison.MATCHING if self._holds(seen) else Comparison.DIFFERENT
 
     def claim(self) -> list[Edit]:
         """Write the pair, or nothing where either name is not free."""
@@ -241,8 +241,8 @@ class _Wanted:
                 (RecordSet(type=type_, ttl=ttl_s, records=(Content(told, disabled=False),)),),
             ):
                 holds_ttl = claim_ttl_s == ttl_s == self.ttl_s
-                is_told = type_ == self.address.type and self.address.is_told_by(told)
-                return holds_ttl and is_told and claim == self.ownership.content
+                observed_current_generation = type_ == self.address.type and self.address.is_told_by(told)
+                return holds_ttl and observed_current_generation and claim == self.ownership.content
             case _:
                 return False
 
@@ -265,12 +265,12 @@ def _only_if_free(name: str, *, is_alias_next: bool = False) -> list[Edit]:
     return [*probe, Replace(name, "CNAME", 0, (_PROBE_TARGET,)), Delete(name, "CNAME")]
 
 
-def _refusal(finding: Finding, hostname: str) -> Registration:
+def _refusal(comparison: Comparison, hostname: str) -> Registration:
     """Tells nothing of whoever has the name."""
-    if finding is Finding.NEWER:
+    if comparison is Comparison.NEWER:
         sentence = f"{hostname} is registered from a newer generation already"
         return Registration(Outcome.SKIPPED, Problem("NewerRecord", sentence))
-    return Registration(Outcome.SKIPPED, Problem("HostnameTaken", f"{hostname} is not free", is_terminal=True))
+    return Registration(Outcome.SKIPPED, Problem("HostnameTaken", f"{hostname} is not free", needs_user_action=True))
 
 
 @asynccontextmanager

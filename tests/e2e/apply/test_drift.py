@@ -24,7 +24,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.desired import ANNOTATION_CONFIG_HASH, child_key
 from operator_app.envoy import bootstrap
-from operator_app.ssa.unblock import is_shadowed
+from operator_app.ssa.unblock import has_stale_managers
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.kube import Kube, PatchType, wait_until
 from tests.e2e.operator_process import OperatorProcess
@@ -205,7 +205,7 @@ def test_drift_is_repaired_in_place_by_one_write(admin: Kube, audit: AuditLog, k
     codes = Counter(each.code for each in writes)
     assert set(codes) <= ({200, 409} if drift.writes == 1 else {200, 409, 422})
     assert drift.writes <= codes[200] <= (1 if drift.writes == 1 else drift.writes + codes[409])
-    assert not is_shadowed(after.children[drift.kind])
+    assert not has_stale_managers(after.children[drift.kind])
     if drift.kind == DEPLOYMENT:
         was = before.children[DEPLOYMENT]["metadata"]["generation"]
         by_drift = broken["metadata"]["generation"] - was
@@ -311,7 +311,7 @@ def test_a_crash_between_the_writes_of_a_repair_is_made_good(admin: Kube, audit:
     }
     live = admin.get(SERVICE, child_key(key))
     admin.patch(SERVICE, child_key(key), {"metadata": {"managedFields": [*live["metadata"]["managedFields"], entry]}})
-    admin.wait_until(SERVICE, child_key(key), lambda live: not is_shadowed(live))
+    admin.wait_until(SERVICE, child_key(key), lambda live: not has_stale_managers(live))
     time.sleep(REST_S)
 
     assert substance(admin.get(SERVICE, child_key(key))) == substance(before.children[SERVICE])

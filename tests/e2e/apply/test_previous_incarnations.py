@@ -90,7 +90,7 @@ def test_a_child_of_an_earlier_life_is_waited_out(
 
     admin.delete(ENVOY_PROXY, key)
     reborn(admin, a_proxy(namespace))
-    proxy = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "PreviousLife"))
+    proxy = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "PreviousIncarnation"))
     assert condition(proxy, "Stalled") == {}, "nobody has to act"
     kept = admin.wait_until(CONFIG_MAP, child, lambda live: "deletionTimestamp" in live["metadata"])
     mark = audit.mark()

@@ -21,7 +21,7 @@ from operator_app.api.kinds import (
     Kind,
     Object,
 )
-from operator_app.apply import Outcome, child_of
+from operator_app.apply import Outcome, child_check
 from operator_app.desired import child_key
 from operator_app.errors import ConflictError
 from operator_app.ssa.fields import fields_of
@@ -90,7 +90,7 @@ def children_of(admin: Kube, key: Key) -> list[Object | None]:
 async def converged(admin: Kube, these: Rooms, key: Key, proxy: Object) -> Object:
     """The proxy after a first round, which its store knows of."""
     these.know(ENVOY_PROXY, proxy)
-    await these.reconciler.round(key)
+    await these.reconciler.reconcile(key)
     assert None not in children_of(admin, key)
     return admin.get(ENVOY_PROXY, key)
 
@@ -103,8 +103,8 @@ async def test_a_proxy_deleted_before_the_finalizer_stays_deleted(
     admin.delete(ENVOY_PROXY, key)
 
     with pytest.raises(ConflictError):
-        await these.finalizer.hold(proxy)
-    verdict = await these.reconciler.round(key)
+        await these.finalizer.add(proxy)
+    verdict = await these.reconciler.reconcile(key)
 
     assert isinstance(verdict.failure, ConflictError)
     assert admin.find(ENVOY_PROXY, key) is None
@@ -119,14 +119,14 @@ async def test_a_dying_proxy_gets_no_finalizer(admin: Kube, these: Rooms, key: K
     now = dying(admin, proxy)
 
     with pytest.raises(ConflictError):
-        await these.finalizer.hold(proxy)
-    verdict = await these.reconciler.round(key)
+        await these.finalizer.add(proxy)
+    verdict = await these.reconciler.reconcile(key)
 
     assert isinstance(verdict.failure, ConflictError)
     assert admin.get(ENVOY_PROXY, key) == now
     assert children_of(admin, key) == [None] * len(CHILD_KINDS)
     # The conflict made it look again, so the next round knows better, and has nothing to take back.
-    assert (await these.reconciler.round(key)).failure is None
+    assert (await these.reconciler.reconcile(key)).failure is None
     assert admin.get(ENVOY_PROXY, key) == now
 
 
@@ -137,7 +137,7 @@ async def test_a_reborn_proxy_gets_no_finalizer_of_its_former_life(
     now = reborn(admin, proxy)
 
     with pytest.raises(ConflictError):
-        await these.finalizer.hold(proxy)
+        await these.finalizer.add(proxy)
 
     assert admin.get(ENVOY_PROXY, key) == now
 
@@ -148,14 +148,14 @@ async def test_a_reborn_proxy_keeps_its_own_finalizer(
 ) -> None:
     """The burial of the former life does not take the finalizer off the new one."""
     old = (
-        await these.finalizer.hold(proxy)
+        await these.finalizer.add(proxy)
         if held
         else proxy | {"metadata": proxy["metadata"] | {"finalizers": [FINALIZER]}}
     )
-    now = await these.finalizer.hold(reborn(admin, proxy))
+    now = await these.finalizer.add(reborn(admin, proxy))
 
     with pytest.raises(ConflictError):
-        await these.finalizer.release(old)
+        await these.finalizer.remove(old)
 
     assert admin.get(ENVOY_PROXY, key) == now
 
@@ -171,12 +171,12 @@ async def test_a_reborn_proxy_never_gets_the_status_of_its_former_life(
         await these.statuses.write(old, next_status(Observation(old), now=LATER))
     async with rooms(control_plane.kubeconfig) as behind:
         behind.know(ENVOY_PROXY, old | {"status": now["status"]})
-        verdict = await behind.reconciler.round(key)
+        verdict = await behind.reconciler.reconcile(key)
         assert isinstance(verdict.failure, ConflictError)
         assert admin.get(ENVOY_PROXY, key) == now
         # Once its watch tells of the new life, the record that it had confirmed for the former one is buried.
         behind.know(ENVOY_PROXY, now)
-        await behind.reconciler.round(key)
+        await behind.reconciler.reconcile(key)
 
     assert now["status"] == {"observedGeneration": -1}
     assert admin.find(PROXY_REGISTRATION, record_key(old)) is None
@@ -187,7 +187,7 @@ async def test_observed_generation_never_goes_back(admin: Kube, these: Rooms, ke
     old = await converged(admin, these, key, proxy)
     newer = admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 2}})
     these.know(ENVOY_PROXY, newer)
-    await these.reconciler.round(key)
+    await these.reconciler.reconcile(key)
     now = admin.get(ENVOY_PROXY, key)
     assert now["status"]["observedGeneration"] == newer["metadata"]["generation"] == 2
 
@@ -204,13 +204,13 @@ async def test_an_old_generation_does_not_replace_a_newer_record(
     old = await converged(admin, these, key, proxy)
     hostname = f"{key.namespace}.example.com"
     these.know(ENVOY_PROXY, admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": hostname}}}))
-    await these.reconciler.round(key)
+    await these.reconciler.reconcile(key)
     now = admin.get(PROXY_REGISTRATION, record_key(old))
     assert (now["spec"]["generation"], now["spec"]["hostname"]) == (2, hostname)
 
     async with rooms(control_plane.kubeconfig) as behind:
         behind.know(ENVOY_PROXY, old)
-        await behind.reconciler.round(key)
+        await behind.reconciler.reconcile(key)
 
     assert admin.get(PROXY_REGISTRATION, record_key(old)) == now
     assert admin.get(ENVOY_PROXY, key)["status"]["observedGeneration"] == 2
@@ -234,7 +234,7 @@ async def test_a_late_repair_recreates_a_deleted_child_only_behind_a_read(
     admin.delete(kind, child_key(key))
     admin.wait_gone(kind, child_key(key))
 
-    await these.reconciler.round(key)
+    await these.reconciler.reconcile(key)
 
     found = admin.get(kind, child_key(key))
     assert found["metadata"]["uid"] != broken["metadata"]["uid"]
@@ -254,7 +254,7 @@ async def test_a_late_repair_does_not_touch_a_stranger(
     admin.wait_gone(kind, child_key(key))
     stranger = admin.create(kind, a_copy(broken))
 
-    await these.reconciler.round(key)
+    await these.reconciler.reconcile(key)
 
     found = admin.get(kind, child_key(key))
     assert without_status(found) == without_status(stranger)
@@ -277,10 +277,10 @@ async def test_a_former_life_does_not_touch_the_children_of_the_new_one(
     async with rooms(control_plane.kubeconfig) as behind:
         behind.know(ENVOY_PROXY, old)
         behind.know(kind, broken)
-        await behind.reconciler.round(key)
-        claim = child_of(old)
-        plan = await behind.applier.look(kind, declared_children(old)[kind], claim)
-        result = await behind.applier.carry_out(plan, claim)
+        await behind.reconciler.reconcile(key)
+        claim = child_check(old)
+        plan = await behind.applier.plan(kind, declared_children(old)[kind], claim)
+        result = await behind.applier.execute(plan, claim)
 
     assert result.outcome is Outcome.SKIPPED
     after = family(admin, key)

@@ -209,7 +209,7 @@ async def test_a_stranger_who_is_faster_by_one_request_is_untouched(
 
     async with rooms(control_plane.kubeconfig, before=before) as these:
         these.know(ENVOY_PROXY, proxy)
-        await these.reconciler.round(key)
+        await these.reconciler.reconcile(key)
 
     assert [admin.get(kind, child_key(key))] == strangers
     assert fields_of(strangers[0]) == {}

@@ -310,8 +310,8 @@ class Campaign:
         ]
         assert run.rested_at is not None
         for each in writes:
-            is_told = each.resource == "events" and _is_worth_telling(run)
-            if run.rested_at < each.received_at < run.rested_at + QUIET_AT_MOST and not is_told:
+            observed_current_generation = each.resource == "events" and _is_worth_telling(run)
+            if run.rested_at < each.received_at < run.rested_at + QUIET_AT_MOST and not observed_current_generation:
                 found.append(f"needless write {each.received_at - run.rested_at} after the end: {each}")
         return found
 
@@ -334,8 +334,8 @@ class Campaign:
         if seen != run.seen or run.seen_mono == 0.0:
             run.seen, run.seen_mono = seen, time.monotonic()
             run.problems = list(verdict.problems(run.scenario, run.namespace, view, run.bystanders, run.uid))
-        rest_s = time.monotonic() - max(run.seen_mono, run.acted_mono)
-        if not run.problems and not run.is_waiting_for_rebirth and rest_s >= REST_S:
+        open_s = time.monotonic() - max(run.seen_mono, run.acted_mono)
+        if not run.problems and not run.is_waiting_for_rebirth and open_s >= REST_S:
             run.rested_at = datetime.now(UTC)
 
     def _give_birth(self, runs: Iterable[Run]) -> None:

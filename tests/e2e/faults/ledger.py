@@ -27,7 +27,7 @@ class Ledger:
         self._recorded = frozenset(plan.recorded)
         self._known = self._recorded | {fault.about for fault in plan.faults}
         self._replayed = {(fault.about, fault.point.kind) for fault in plan.faults if fault.kind is FaultKind.REPLAY}
-        self._tell = tell
+        self._write_status = tell
         self._counts: Counter[tuple[str, str, str, str]] = Counter()
         self._record_of: dict[str, str] = {}
         self._past: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
@@ -80,8 +80,8 @@ class Ledger:
         self._counts[about, verb, kind, subresource] += 1
         point = Point(verb, kind, subresource, self._counts[about, verb, kind, subresource])
         if about in self._recorded:
-            self._tell({"about": about, "point": point})
+            self._write_status({"about": about, "point": point})
         fault = self._faults.get((about, point))
         if fault is not None:
-            self._tell({"struck": fault.id})
+            self._write_status({"struck": fault.id})
         return fault

@@ -30,7 +30,7 @@ CAPACITY: Final = {"cpu": "1k", "memory": "1Ti", "ephemeral-storage": "1Ti", "po
 def node_object(name: str, mode: str, host_ip: str, now: datetime) -> Object:
     """The Node as it registers: Ready, without taints."""
     condition = {"lastHeartbeatTime": timestamp(now), "lastTransitionTime": timestamp(now)}
-    pressure = {"status": "False", "reason": "StandIn", "message": "never under pressure", **condition}
+    backpressure = {"status": "False", "reason": "StandIn", "message": "never under backpressure", **condition}
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     return {
         "apiVersion": "v1",
@@ -50,7 +50,7 @@ def node_object(name: str, mode: str, host_ip: str, now: datetime) -> Object:
             "allocatable": CAPACITY,
             "addresses": [{"type": "Hostname", "address": name}, {"type": "InternalIP", "address": host_ip}],
             "conditions": [
-                *({"type": kind, **pressure} for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")),
+                *({"type": kind, **backpressure} for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")),
                 {
                     "type": "Ready",
                     "status": "True",

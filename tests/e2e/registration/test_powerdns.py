@@ -26,7 +26,7 @@ from operator_app.errors import (
 )
 from operator_app.registration.powerdns.dns import Ownership
 from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
-from operator_app.registration.registry import Finding, Record, Registration
+from operator_app.registration.registry import Comparison, Record, Registration
 from operator_app.settings import Settings
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
 from tests.e2e.powerdns.fixture import proxy as proxy  # noqa: PLC0414
@@ -132,7 +132,7 @@ async def test_a_pair_appears_answers_and_goes(
     strangers = zone.rows()
     record = a_record(zone, address=address)
     assert record.hostname is not None
-    assert await registry.observe(record) is Finding.ABSENT
+    assert await registry.observe(record) is Comparison.ABSENT
     with proxy.counted() as first:
         assert await registry.register(record) == Registration(Outcome.CREATED)
     assert first == ["GET", "GET", "SEARCH", "PATCH", "GET", "GET"]
@@ -144,7 +144,7 @@ async def test_a_pair_appears_answers_and_goes(
     serial = zone.serial
     with proxy.counted() as quiet:
         assert await registry.register(record) == Registration(Outcome.UNCHANGED)
-        assert await registry.observe(record) is Finding.MATCHING
+        assert await registry.observe(record) is Comparison.MATCHING
     assert quiet == ["GET"] * 4
     assert zone.serial == serial
 
@@ -167,7 +167,7 @@ async def test_an_address_of_another_type_replaces_the_former_one(
     strangers = zone.rows()
     await registry.register(a_record(zone, address=before))
     newer = a_record(zone, address=after, generation=4)
-    assert await registry.observe(newer) is Finding.DIFFERENT
+    assert await registry.observe(newer) is Comparison.DIFFERENT
     with proxy.counted() as update:
         assert await registry.register(newer) == Registration(Outcome.CONFIGURED)
     assert update == ["GET", "GET", "PATCH", "GET", "GET"]
@@ -246,11 +246,11 @@ async def test_a_strangers_name_is_never_touched(
     assert record.hostname is not None
     zone.put(record.hostname, kind, content)
     before, serial = zone.rows(), zone.serial
-    assert await registry.observe(record) is Finding.FOREIGN
+    assert await registry.observe(record) is Comparison.FOREIGN
     taken = await registry.register(record)
     assert reason(taken) == "HostnameTaken"
     assert taken.problem is not None
-    assert taken.problem.is_terminal
+    assert taken.problem.needs_user_action
     assert content not in taken.problem.message
     assert await remove(registry, record) is Outcome.SKIPPED
     assert (zone.rows(), zone.serial) == (before, serial)
@@ -291,7 +291,7 @@ async def test_an_ownership_that_is_not_exactly_ours_is_foreign(
     record = a_record(zone)
     zone.put(f"_edge-owner.{record.hostname}", "TXT", content.format(uid=record.uid))
     before = zone.rows()
-    assert await registry.observe(record) is Finding.FOREIGN
+    assert await registry.observe(record) is Comparison.FOREIGN
     assert reason(await registry.register(record)) == "HostnameTaken"
     assert await remove(registry, record) is Outcome.SKIPPED
     assert zone.rows() == before
@@ -363,7 +363,7 @@ async def test_an_older_generation_never_replaces_a_newer_one(
     newer, older = a_record(zone, generation=10, address="203.0.113.8"), a_record(zone, generation=9)
     await registry.register(newer)
     with proxy.counted() as requests:
-        assert await registry.observe(older) is Finding.NEWER
+        assert await registry.observe(older) is Comparison.NEWER
         assert reason(await registry.register(older)) == "NewerRecord"
     assert "PATCH" not in requests
     assert zone.rows() == strangers | pair(newer)
@@ -482,7 +482,7 @@ async def test_what_is_changed_by_hand_is_put_back(
     whole = zone.rows()
     edit(zone, record.hostname)
     assert zone.rows() != whole
-    assert await registry.observe(record) is Finding.DIFFERENT
+    assert await registry.observe(record) is Comparison.DIFFERENT
     assert await registry.register(record) == Registration(Outcome.CONFIGURED)
     assert zone.rows() == whole
 
@@ -507,7 +507,7 @@ async def test_without_its_ownership_an_address_is_nobodys_to_write(registry: Po
     await registry.register(record)
     zone.remove(f"_edge-owner.{record.hostname}", "TXT")
     before = zone.rows()
-    assert await registry.observe(record) is Finding.FOREIGN
+    assert await registry.observe(record) is Comparison.FOREIGN
     assert reason(await registry.register(record)) == "HostnameTaken"
     assert await remove(registry, record) is Outcome.SKIPPED
     assert zone.rows() == before

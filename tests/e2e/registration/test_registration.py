@@ -566,7 +566,7 @@ async def settle(room: Rooms, admin: Kube, key: Key, rounds: int = 4) -> None:
     """Rounds over what is stored, as if every watch had told."""
     for _ in range(rounds):
         know_everything(room, admin, key)
-        await room.reconciler.round(key)
+        await room.reconciler.reconcile(key)
     know_everything(room, admin, key)
 
 
@@ -609,12 +609,12 @@ async def test_a_new_life_is_served_while_the_old_ones_removal_is_still_abandone
         new = admin.create(ENVOY_PROXY, named(*key, hostname))
         admin.wait_gone(SERVICE, child_key(key), uid=None)
         await settle(room, admin, key)
-        verdict = await room.reconciler.round(key)
+        verdict = await room.reconciler.reconcile(key)
         assert verdict.failure is None, "nothing of the new life waits in a backoff"
-        assert verdict.again_after_s is not None
+        assert verdict.requeue_after_s is not None
         served = admin.get(ENVOY_PROXY, key)
         assert condition(served, "Reconciled")["status"] == "True"
-        assert condition(served, "Registered")["reason"] == "PreviousLife"
+        assert condition(served, "Registered")["reason"] == "PreviousIncarnation"
         assert outside.records()[hostname]["uid"] == old["metadata"]["uid"]
 
         outside.fail(None)
@@ -704,7 +704,7 @@ async def test_a_stale_entry_never_forgets_a_name(
         room.know(ENVOY_PROXY, edited)
         for kind in CHILD_KINDS:
             room.know(kind, admin.get(kind, child_key(key)))
-        verdict = await room.reconciler.round(key)
+        verdict = await room.reconciler.reconcile(key)
         assert verdict.failure is not None
         assert record(admin, proxy)["spec"]["hostname"] == new, "it knew nothing of this name, so it did not replace it"
 
@@ -727,7 +727,7 @@ async def test_the_outside_is_never_called_before_the_ledger_says_so(
 
     async with rooms(operator_kubeconfig, registries=in_files(outside), before=fail) as room:
         room.know(ENVOY_PROXY, admin.create(ENVOY_PROXY, named(*key, hostname)))
-        verdict = await room.reconciler.round(key)
+        verdict = await room.reconciler.reconcile(key)
         assert verdict.failure is not None
         assert outside.calls(namespace) == []
     with suppress(Exception):

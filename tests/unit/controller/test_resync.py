@@ -73,7 +73,7 @@ def knowing(*objects: Object) -> Store:
     """A store in which a watch has left these."""
     store = Store({CONFIG_MAP: lambda _: None})
     for each in objects:
-        store.take(Changed(CONFIG_MAP, each))
+        store.apply_delta(Changed(CONFIG_MAP, each))
     return store
 
 
@@ -139,9 +139,9 @@ async def test_what_the_watch_delivers_in_the_time_of_grace_was_not_missed(tmp_p
     store = knowing(config_map(A, 5), config_map(B, 6))
 
     def deliver() -> None:
-        store.take(Changed(CONFIG_MAP, config_map(A, 9)))
-        store.take(Changed(CONFIG_MAP, config_map(C, 7)))
-        store.take(Deleted(CONFIG_MAP, config_map(B, 8)))
+        store.apply_delta(Changed(CONFIG_MAP, config_map(A, 9)))
+        store.apply_delta(Changed(CONFIG_MAP, config_map(C, 7)))
+        store.apply_delta(Deleted(CONFIG_MAP, config_map(B, 8)))
 
     assert await swept(tmp_path, server, store, deliver) == ()
     assert server.reads == []
@@ -164,7 +164,7 @@ async def test_an_object_that_comes_back_during_the_read_stays(tmp_path: Path) -
     """A read that found nothing says nothing about what the watch has delivered since."""
     server = Server()
     store = knowing(config_map(A, 5))
-    server.while_reading = lambda: store.take(Changed(CONFIG_MAP, config_map(A, UP_TO + 5)))
+    server.while_reading = lambda: store.apply_delta(Changed(CONFIG_MAP, config_map(A, UP_TO + 5)))
     assert await swept(tmp_path, server, store) == ()
     assert store.get(CONFIG_MAP, A) == config_map(A, UP_TO + 5)
 

@@ -12,7 +12,7 @@ import pytest
 
 from operator_app.api.kinds import ENVOY_PROXY, Key
 from operator_app.app import Operator
-from operator_app.controller.backpressure import Pressure
+from operator_app.controller.backpressure import Backpressure
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed
 from operator_app.observability.metrics import Health, Metrics
@@ -54,15 +54,15 @@ class World:
 
     def __init__(self, cluster: Cluster, server: Server) -> None:
         self.server = server
-        self.pressure = Pressure()
+        self.backpressure = Backpressure()
         settings = Settings(sweep_interval_s=INTERVAL_S)
         self.operator = Operator(
-            settings, cluster, Metrics(), Health(), self.pressure, Registries({}), replica="replica"
+            settings, cluster, Metrics(), Health(), self.backpressure, Registries({}), replica="replica"
         )
         # Newer than every list, so that no sweep misses it there.
         metadata = {"namespace": PROXY.namespace, "name": PROXY.name, "uid": "u", "resourceVersion": str(UP_TO + 1)}
         proxy = {"apiVersion": ENVOY_PROXY.api_version, "kind": "EnvoyProxy", "metadata": metadata | {"generation": 1}}
-        self.operator._store.take(Changed(ENVOY_PROXY, proxy))
+        self.operator._store.apply_delta(Changed(ENVOY_PROXY, proxy))
         self.operator._begun.add(None)
 
     async def swept(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -108,7 +108,7 @@ async def test_a_sweep_leaves_a_refusing_server_alone(world: World, monkeypatch:
 async def test_a_sweep_makes_room_under_pressure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each list is put off like any round that nobody waits for."""
     for _ in range(10):
-        world.pressure.refused(now_mono=time.monotonic())
+        world.backpressure.refused(now_mono=time.monotonic())
     pauses = await world.swept(monkeypatch)
     assert len(pauses) == len(world.operator._watched)
     assert min(pauses) > 10
@@ -119,7 +119,7 @@ async def test_a_standby_keeps_no_keys_of_a_sweep(world: World, monkeypatch: pyt
     await world.swept(monkeypatch)
     assert not world.operator._to_look_outside
     with monkeypatch.context() as holding:
-        holding.setattr(world.operator._keeper, "hold", lambda _namespace: object())
+        holding.setattr(world.operator._elector, "token", lambda _namespace: object())
         await world.swept(monkeypatch)
     assert world.operator._to_look_outside == {PROXY}
     assert await world.operator._work(PROXY, 0) is None

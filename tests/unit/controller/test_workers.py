@@ -1,4 +1,4 @@
-"""The dispatcher: workers, crashes, and how it stops."""
+"""The pool: workers, crashes, and how it stops."""
 
 import math
 
@@ -7,12 +7,12 @@ import pytest
 
 from operator_app.api.kinds import Key
 from operator_app.controller import workers
-from operator_app.controller.backpressure import Pressure
-from operator_app.controller.workers import Dispatcher, Work
+from operator_app.controller.backpressure import Backpressure
+from operator_app.controller.workers import Work, WorkerPool
 from operator_app.controller.workqueue import Limits, Priority
 from operator_app.errors import OperatorError, ThrottledError, TransientError
 from operator_app.observability.metrics import Metrics
-from operator_app.results import DONE, Verdict
+from operator_app.results import DONE, ReconcileResult
 
 pytestmark = pytest.mark.anyio
 
@@ -23,19 +23,19 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def dispatcher(
-    work: Work, *, workers: int = 4, backoff_s: float = 0.001, pressure: Pressure | None = None
-) -> Dispatcher:
-    """A dispatcher in front of ``work``, with quick retries."""
+def pool(
+    work: Work, *, workers: int = 4, backoff_s: float = 0.001, backpressure: Backpressure | None = None
+) -> WorkerPool:
+    """A pool in front of ``work``, with quick retries."""
     limits = Limits(in_flight_per_lane=workers, backoff_base_s=backoff_s, backoff_cap_s=backoff_s)
-    return Dispatcher(work, limits, pressure or Pressure(), Metrics(), workers=workers, rand=lambda: 1.0)
+    return WorkerPool(work, limits, backpressure or Backpressure(), Metrics(), workers=workers, rand=lambda: 1.0)
 
 
 async def test_a_round_that_crashes_is_tried_again_and_costs_nobody_else_anything() -> None:
     """One key's bug is that key's failure; the other key is worked in the meantime."""
     seen: list[tuple[Key, int]] = []
 
-    async def work(key: Key, failures: int) -> Verdict:
+    async def work(key: Key, failures: int) -> ReconcileResult:
         await anyio.lowlevel.checkpoint()
         seen.append((key, failures))
         if key.name == "broken" and failures < 2:
@@ -44,9 +44,9 @@ async def test_a_round_that_crashes_is_tried_again_and_costs_nobody_else_anythin
             under_test.stop()
         return DONE
 
-    under_test = dispatcher(work)
-    under_test.want(Key("a", "broken"), "a", Priority.USER)
-    under_test.want(Key("b", "sound"), "b", Priority.USER)
+    under_test = pool(work)
+    under_test.enqueue(Key("a", "broken"), "a", Priority.USER)
+    under_test.enqueue(Key("b", "sound"), "b", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert sorted(seen) == [(Key("a", "broken"), each) for each in range(3)] + [(Key("b", "sound"), 0)]
@@ -57,7 +57,7 @@ async def test_no_more_rounds_than_workers() -> None:
     """Keys wait in the queue until a worker is free."""
     running = most = done = 0
 
-    async def work(_key: Key, _failures: int) -> Verdict:
+    async def work(_key: Key, _failures: int) -> ReconcileResult:
         nonlocal running, most, done
         running += 1
         most = max(most, running)
@@ -69,9 +69,9 @@ async def test_no_more_rounds_than_workers() -> None:
             under_test.stop()
         return DONE
 
-    under_test = dispatcher(work, workers=3)
+    under_test = pool(work, workers=3)
     for number in range(9):
-        under_test.want(Key(f"ns-{number}", "web"), f"ns-{number}", Priority.USER)
+        under_test.enqueue(Key(f"ns-{number}", "web"), f"ns-{number}", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert (most, done) == (3, 9)
@@ -81,15 +81,15 @@ async def test_stopping_lets_a_round_finish_and_begins_no_other() -> None:
     """The round in progress ends by itself; what waits in the queue stays there."""
     finished: list[Key] = []
 
-    async def work(key: Key, _failures: int) -> Verdict:
+    async def work(key: Key, _failures: int) -> ReconcileResult:
         under_test.stop()
         await anyio.lowlevel.checkpoint()
         finished.append(key)
         return DONE
 
-    under_test = dispatcher(work, workers=1)
-    under_test.want(Key("a", "first"), "a", Priority.USER)
-    under_test.want(Key("b", "second"), "b", Priority.USER)
+    under_test = pool(work, workers=1)
+    under_test.enqueue(Key("a", "first"), "a", Priority.USER)
+    under_test.enqueue(Key("b", "second"), "b", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert finished == [Key("a", "first")]
@@ -99,13 +99,13 @@ async def test_stopping_lets_a_round_finish_and_begins_no_other() -> None:
 async def test_a_round_that_never_ends_is_cut_off_after_the_grace_time() -> None:
     """Shutdown is bounded, whatever a round waits for."""
 
-    async def work(_key: Key, _failures: int) -> Verdict:
+    async def work(_key: Key, _failures: int) -> ReconcileResult:
         under_test.stop()
         await anyio.sleep_forever()
         return DONE
 
-    under_test = dispatcher(work)
-    under_test.want(Key("a", "stuck"), "a", Priority.USER)
+    under_test = pool(work)
+    under_test.enqueue(Key("a", "stuck"), "a", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=0.01)
 
@@ -116,8 +116,8 @@ async def test_a_round_that_was_not_ours_is_forgotten() -> None:
     async def work(_key: Key, _failures: int) -> None:
         under_test.stop()
 
-    under_test = dispatcher(work)
-    under_test.want(Key("a", "web"), "a", Priority.USER)
+    under_test = pool(work)
+    under_test.enqueue(Key("a", "web"), "a", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert len(under_test) == 0
@@ -126,13 +126,13 @@ async def test_a_round_that_was_not_ours_is_forgotten() -> None:
 async def test_what_the_server_asks_for_is_waited_for() -> None:
     """A Retry-After is longer than the backoff and wins."""
 
-    async def work(key: Key, _failures: int) -> Verdict:
+    async def work(key: Key, _failures: int) -> ReconcileResult:
         under_test.stop()
-        return Verdict(failure=ThrottledError("slow down", key=key, retry_after_s=3600))
+        return ReconcileResult(failure=ThrottledError("slow down", key=key, retry_after_s=3600))
 
-    under_test = dispatcher(work)
+    under_test = pool(work)
     key = Key("a", "web")
-    under_test.want(key, "a", Priority.USER)
+    under_test.enqueue(key, "a", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert len(under_test) == 1
@@ -145,17 +145,17 @@ async def test_an_odd_wish_to_come_back_ends_nothing(asked_s: float, is_failure:
     failure = TransientError("odd", retry_after_s=asked_s) if is_failure else None
     seen: set[str] = set()
 
-    async def work(key: Key, _failures: int) -> Verdict:
+    async def work(key: Key, _failures: int) -> ReconcileResult:
         await anyio.lowlevel.checkpoint()
         seen.add(key.name)
         if key.name == "odd":
-            under_test.want(Key("b", "next"), "b", Priority.USER)
-            return Verdict(again_after_s=None if is_failure else asked_s, failure=failure)
+            under_test.enqueue(Key("b", "next"), "b", Priority.USER)
+            return ReconcileResult(requeue_after_s=None if is_failure else asked_s, failure=failure)
         under_test.stop()
         return DONE
 
-    under_test = dispatcher(work, workers=1)
-    under_test.want(Key("a", "odd"), "a", Priority.USER)
+    under_test = pool(work, workers=1)
+    under_test.enqueue(Key("a", "odd"), "a", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert seen == {"odd", "next"}
@@ -166,7 +166,7 @@ async def test_a_round_that_can_not_be_settled_costs_its_own_key_a_failure() -> 
     """What a round tells may be a plugin's nonsense; its key is tried again and keeps no worker."""
     seen: list[int] = []
 
-    async def work(key: Key, failures: int) -> Verdict:
+    async def work(key: Key, failures: int) -> ReconcileResult:
         await anyio.lowlevel.checkpoint()
         seen.append(failures)
         if failures == 2:
@@ -174,10 +174,10 @@ async def test_a_round_that_can_not_be_settled_costs_its_own_key_a_failure() -> 
             return DONE
         nonsense = TransientError("nonsense", key=key)
         nonsense.retry_after_s = "soon"  # type: ignore[assignment]
-        return Verdict(failure=nonsense)
+        return ReconcileResult(failure=nonsense)
 
-    under_test = dispatcher(work, workers=1)
-    under_test.want(Key("a", "web"), "a", Priority.USER)
+    under_test = pool(work, workers=1)
+    under_test.enqueue(Key("a", "web"), "a", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert seen == [0, 1, 2]
@@ -190,16 +190,16 @@ async def test_a_failure_does_not_drop_the_wish_to_come_back(failure: OperatorEr
     rounds = 0
     calm_again = anyio.Event()
 
-    async def work(_key: Key, _failures: int) -> Verdict:
+    async def work(_key: Key, _failures: int) -> ReconcileResult:
         nonlocal rounds
         rounds += 1
         await anyio.lowlevel.checkpoint()
         if rounds == 2:
             calm_again.set()
-        return Verdict(again_after_s=0.001, failure=failure)
+        return ReconcileResult(requeue_after_s=0.001, failure=failure)
 
-    under_test = dispatcher(work, backoff_s=60)
-    under_test.want(Key("a", "web"), "a", Priority.USER)
+    under_test = pool(work, backoff_s=60)
+    under_test.enqueue(Key("a", "web"), "a", Priority.USER)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: under_test.run(grace_s=1))
         with anyio.move_on_after(5 if type(failure) is OperatorError else 0.05):
@@ -208,8 +208,8 @@ async def test_a_failure_does_not_drop_the_wish_to_come_back(failure: OperatorEr
     assert calm_again.is_set() == (type(failure) is OperatorError)
 
 
-class Fading(Pressure):
-    """Pressure that ends when the test says so."""
+class Fading(Backpressure):
+    """Backpressure that ends when the test says so."""
 
     least = 0.25
 
@@ -219,22 +219,22 @@ class Fading(Pressure):
 
 
 async def test_workers_come_back_when_pressure_fades(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slow round keeps others waiting for no longer than the pressure lasts."""
+    """One slow round keeps others waiting for no longer than the backpressure lasts."""
     monkeypatch.setattr(workers, "LOOK_AGAIN_S", 0.001, raising=False)
-    pressure, is_over = Fading(), anyio.Event()
+    backpressure, is_over = Fading(), anyio.Event()
 
-    async def work(key: Key, _failures: int) -> Verdict:
+    async def work(key: Key, _failures: int) -> ReconcileResult:
         if key.name == "slow":
-            pressure.least = 1.0
+            backpressure.least = 1.0
             await is_over.wait()
         else:
             is_over.set()
             under_test.stop()
         return DONE
 
-    under_test = dispatcher(work, workers=4, pressure=pressure)
-    under_test.want(Key("a", "slow"), "a", Priority.USER)
-    under_test.want(Key("b", "edit"), "b", Priority.USER)
+    under_test = pool(work, workers=4, backpressure=backpressure)
+    under_test.enqueue(Key("a", "slow"), "a", Priority.USER)
+    under_test.enqueue(Key("b", "edit"), "b", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert is_over.is_set()
@@ -244,13 +244,13 @@ async def test_the_grace_time_begins_although_all_workers_are_busy() -> None:
     """Stopping needs no free worker."""
     begun = anyio.Event()
 
-    async def work(_key: Key, _failures: int) -> Verdict:
+    async def work(_key: Key, _failures: int) -> ReconcileResult:
         begun.set()
         await anyio.sleep_forever()
         return DONE
 
-    under_test = dispatcher(work, workers=1)
-    under_test.want(Key("a", "stuck"), "a", Priority.USER)
+    under_test = pool(work, workers=1)
+    under_test.enqueue(Key("a", "stuck"), "a", Priority.USER)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: under_test.run(grace_s=0.01))

@@ -34,7 +34,7 @@ def queue_of(limits: Limits = LIMITS, *, rand: float = 0.5) -> WorkQueue:
 def drained(queue: WorkQueue, now: float) -> list[Key]:
     """Take and finish until nothing can run at ``now``."""
     keys = []
-    while (taken := queue.take(now)) is not None:
+    while (taken := queue.get(now)) is not None:
         keys.append(taken)
         queue.done(taken, now=now)
     return keys
@@ -65,11 +65,11 @@ class TestOneKey:
         """A key touched while it is worked is not handed out twice, and runs afterwards as what the touch was."""
         queue = queue_of()
         queue.add(key("x"), "a", USER, now=0)
-        assert queue.take(0) == key("x")
+        assert queue.get(0) == key("x")
         queue.add(key("x"), "a", SWEEP, now=1)
         queue.add(key("y"), "a", REPAIR, now=2)
-        assert queue.take(2) == key("y")
-        assert queue.take(2) is None
+        assert queue.get(2) == key("y")
+        assert queue.get(2) is None
         queue.done(key("y"), now=2)
         queue.done(key("x"), now=2)
         queue.add(key("z"), "a", REPAIR, now=3)
@@ -99,17 +99,17 @@ class TestOneKey:
         """A round counts against the limit of the lane it started in; the next one runs in the new lane."""
         queue = queue_of(Limits(in_flight_per_lane=1))
         queue.add(key("x"), "a", REPAIR, now=0)
-        assert queue.take(0) == key("x")
+        assert queue.get(0) == key("x")
         queue.add(key("x"), "b", REPAIR, now=0)
         queue.add(key("y"), "a", REPAIR, now=0)
         queue.add(key("z"), "b", REPAIR, now=0)
-        assert queue.take(0) == key("z")
-        assert queue.take(0) is None
+        assert queue.get(0) == key("z")
+        assert queue.get(0) is None
         queue.done(key("x"), now=1)
-        assert queue.take(1) == key("y")
-        assert queue.take(1) is None
+        assert queue.get(1) == key("y")
+        assert queue.get(1) is None
         queue.done(key("z"), now=1)
-        assert queue.take(1) == key("x")
+        assert queue.get(1) == key("x")
 
     @pytest.mark.parametrize("was_known", [True, False])
     def test_only_a_key_in_flight_can_end(self, was_known: bool) -> None:  # noqa: FBT001  # pytest passes it by name
@@ -131,14 +131,14 @@ class TestOneKey:
                 queue.add_at(key("x"), "a", REPAIR, at=at, now=0)
         assert_empty(queue)
         queue.add(key("x"), "a", REPAIR, now=0)
-        queue.take(0)
+        queue.get(0)
         for seconds in (-1, math.inf, math.nan):
             with pytest.raises(ValueError, match="retry_after_s must be"):
                 queue.failed(key("x"), now=0, retry_after_s=seconds)
-            with pytest.raises(ValueError, match="again_after_s must be"):
-                queue.failed(key("x"), now=0, again_after_s=seconds)
-            with pytest.raises(ValueError, match="again_after_s must be"):
-                queue.done(key("x"), now=0, again_after_s=seconds)
+            with pytest.raises(ValueError, match="requeue_after_s must be"):
+                queue.failed(key("x"), now=0, requeue_after_s=seconds)
+            with pytest.raises(ValueError, match="requeue_after_s must be"):
+                queue.done(key("x"), now=0, requeue_after_s=seconds)
         queue.done(key("x"), now=0)
         assert_empty(queue)
 
@@ -152,7 +152,7 @@ class TestDelays:
         for at in (30, 10, 20):
             queue.add_at(key("x"), "a", REPAIR, at=at, now=0)
         assert queue.ready_at(0) == 10
-        assert queue.take(9.999) is None
+        assert queue.get(9.999) is None
         assert drained(queue, 10) == [key("x")]
         assert queue.ready_at(10) is None
         assert_empty(queue)
@@ -164,7 +164,7 @@ class TestDelays:
         queue.add(key("x"), "a", SWEEP, now=1)
         assert queue.ready_at(1) == 1
         assert drained(queue, 1) == [key("x")]
-        assert queue.take(31) is None
+        assert queue.get(31) is None
 
     def test_a_moment_in_the_past_is_now(self) -> None:
         """A wish can't claim to have waited before it was made."""
@@ -176,11 +176,11 @@ class TestDelays:
         assert drained(queue, 8) == [key("x"), key("y")]
 
     def test_a_round_may_ask_to_come_back(self) -> None:
-        """``again_after_s`` runs the key again then, ranked with repairs even if the round was a user's edit."""
+        """``requeue_after_s`` runs the key again then, ranked with repairs even if the round was a user's edit."""
         queue = queue_of()
         queue.add(key("x"), "a", USER, now=0)
-        queue.take(0)
-        queue.done(key("x"), now=2, again_after_s=5)
+        queue.get(0)
+        queue.done(key("x"), now=2, requeue_after_s=5)
         assert queue.ready_at(2) == 7
         queue.add_at(key("y"), "a", USER, at=8, now=2)
         assert drained(queue, 8) == [key("y"), key("x")]
@@ -190,9 +190,9 @@ class TestDelays:
         """A round that asks to come back later still runs at once if its key was touched meanwhile."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
-        queue.take(0)
+        queue.get(0)
         queue.add(key("x"), "a", REPAIR, now=1)
-        queue.done(key("x"), now=2, again_after_s=5)
+        queue.done(key("x"), now=2, requeue_after_s=5)
         assert drained(queue, 2) == [key("x")]
         assert_empty(queue)
 
@@ -200,7 +200,7 @@ class TestDelays:
         """What waits behind a round in progress has no moment of its own; another lane's timer has."""
         queue = queue_of(Limits(in_flight_per_lane=1))
         queue.add(key("x"), "a", REPAIR, now=0)
-        queue.take(0)
+        queue.get(0)
         queue.add(key("y"), "a", REPAIR, now=0)
         queue.add_at(key("z"), "a", REPAIR, at=1, now=0)
         assert queue.ready_at(5) is None
@@ -213,7 +213,7 @@ class TestDelays:
         """Depth and age count what could run, also in a lane at its limit."""
         queue = queue_of(Limits(in_flight_per_lane=1))
         queue.add(key("x"), "a", REPAIR, now=0)
-        queue.take(0)
+        queue.get(0)
         queue.add_at(key("y"), "a", REPAIR, at=4, now=0)
         assert (queue.depth("a", now=3), queue.oldest_age_s("a", now=3)) == (0, 0)
         assert (queue.depth("a", now=6), queue.oldest_age_s("a", now=6)) == (1, 2)
@@ -238,7 +238,7 @@ class TestBackoff:
         now = 0.0
         queue.add(key("x"), "a", REPAIR, now=now)
         for failure in range(1, failures + 1):
-            assert queue.take(now) == key("x")
+            assert queue.get(now) == key("x")
             delay_s = queue.failed(key("x"), now=now)
             slow = failure >= slow_lane_after
             assert delay_s == (cap_s if slow else rand * min(cap_s, base_s * 2 ** (failure - 1)))
@@ -252,7 +252,7 @@ class TestBackoff:
         queue.add(key("x"), "a", REPAIR, now=0)
         now = delay_s = 0.0
         for _ in range(3_000):
-            assert queue.take(now) == key("x")
+            assert queue.get(now) == key("x")
             delay_s = queue.failed(key("x"), now=now)
             now += delay_s
         assert delay_s == 30
@@ -263,7 +263,7 @@ class TestBackoff:
         queue = WorkQueue(Limits(in_flight_per_lane=50), rand=lambda: next(chances) / 50)
         for number in range(50):
             queue.add(key(str(number)), "a", REPAIR, now=0)
-        taken = [queue.take(0) for _ in range(50)]
+        taken = [queue.get(0) for _ in range(50)]
         delays = {queue.failed(each, now=0) for each in taken if each is not None}
         assert len(delays) == 50
         assert max(delays) < Limits().backoff_base_s
@@ -273,12 +273,12 @@ class TestBackoff:
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         for now in (0, 100, 200):
-            queue.take(now)
+            queue.get(now)
             queue.failed(key("x"), now=now)
-        queue.take(300)
-        queue.done(key("x"), now=300, again_after_s=0)
+        queue.get(300)
+        queue.done(key("x"), now=300, requeue_after_s=0)
         assert queue.failures(key("x")) == 0
-        queue.take(300)
+        queue.get(300)
         assert queue.failed(key("x"), now=300) == 1
 
     @given(retry_after_s=st.floats(0, 1000), failures=st.integers(0, 12))
@@ -287,10 +287,10 @@ class TestBackoff:
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         for number in range(failures):
-            queue.take(number * 1000)
+            queue.get(number * 1000)
             queue.failed(key("x"), now=number * 1000)
         now = failures * 1000
-        queue.take(now)
+        queue.get(now)
         backoff_s = 60.0 if failures >= 8 else min(30.0, 2.0**failures)
         assert queue.failed(key("x"), now=now, retry_after_s=retry_after_s) == max(backoff_s, retry_after_s)
         queue.add(key("x"), "a", USER, now=now)
@@ -304,14 +304,14 @@ class TestBackoff:
         """
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
-        queue.take(0)
+        queue.get(0)
         queue.add(key("x"), "a", priority, now=0)
         queue.add_at(key("x"), "a", priority, at=1, now=0)
         queue.failed(key("x"), now=2)
         queue.add(key("x"), "a", priority, now=2)
         assert queue.ready_at(2) == 3
         queue.add_at(key("x"), "a", USER, at=2.5, now=2)
-        assert queue.take(2.499) is None
+        assert queue.get(2.499) is None
         assert drained(queue, 2.5) == [key("x")]
         assert_empty(queue)
 
@@ -320,42 +320,42 @@ class TestBackoff:
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         for now in (0, 100, 200):
-            queue.take(now)
+            queue.get(now)
             queue.failed(key("x"), now=now)
         queue.add(key("x"), "a", USER, now=200)
         assert queue.failures(key("x")) == 0
-        assert queue.take(200) == key("x")
+        assert queue.get(200) == key("x")
         assert queue.failed(key("x"), now=200) == 1
 
     def test_a_user_s_edit_during_a_failing_round_is_tried_at_once(self) -> None:
         """A round that fails on the former declaration neither delays nor counts against the new one."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
-        queue.take(0)
+        queue.get(0)
         queue.failed(key("x"), now=0)
-        queue.take(1)
+        queue.get(1)
         queue.add(key("x"), "a", USER, now=1)
         assert queue.failed(key("x"), now=2) == 0
         assert queue.failures(key("x")) == 0
-        assert queue.take(2) == key("x")
+        assert queue.get(2) == key("x")
         queue.add(key("x"), "a", USER, now=2)
         assert queue.failed(key("x"), now=2, retry_after_s=4) == 4
         assert queue.ready_at(2) == 6
 
     def test_an_edit_that_is_put_off_ends_the_backoff_all_the_same(self) -> None:
-        """Under pressure an edit waits for its own moment and for a server's wish, but not for the backoff."""
+        """Under backpressure an edit waits for its own moment and for a server's wish, but not for the backoff."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         for now in (0, 100, 200):
-            queue.take(now)
+            queue.get(now)
             queue.failed(key("x"), now=now)
         queue.add_at(key("x"), "a", USER, at=201, now=200)
         assert (queue.failures(key("x")), queue.ready_at(200)) == (0, 201)
-        queue.take(201)
+        queue.get(201)
         queue.add_at(key("x"), "a", USER, at=203, now=202)
         assert queue.failed(key("x"), now=202) == 1
         assert (queue.failures(key("x")), queue.ready_at(202)) == (0, 203)
-        queue.take(203)
+        queue.get(203)
         queue.failed(key("x"), now=203, retry_after_s=4)
         queue.add_at(key("x"), "a", USER, at=204, now=203)
         assert queue.ready_at(203) == 207
@@ -364,25 +364,25 @@ class TestBackoff:
         """Its own wish ends no backoff, which holds for all events as before, and waits for what a server asked for."""
         queue = queue_of()
         queue.add(key("x"), "a", USER, now=0)
-        queue.take(0)
-        assert queue.failed(key("x"), now=0, again_after_s=50) == 1
-        queue.take(1)
-        assert queue.failed(key("x"), now=1, again_after_s=1) == 1
+        queue.get(0)
+        assert queue.failed(key("x"), now=0, requeue_after_s=50) == 1
+        queue.get(1)
+        assert queue.failed(key("x"), now=1, requeue_after_s=1) == 1
         queue.add(key("x"), "a", REPAIR, now=1)
         assert (queue.failures(key("x")), queue.ready_at(1)) == (2, 2)
-        queue.take(2)
+        queue.get(2)
         queue.add(key("x"), "a", REPAIR, now=2)
-        assert queue.failed(key("x"), now=2, retry_after_s=3, again_after_s=1) == 3
+        assert queue.failed(key("x"), now=2, retry_after_s=3, requeue_after_s=1) == 3
         assert queue.ready_at(2) == 5
 
     def test_a_retry_keeps_its_priority_until_the_slow_lane(self) -> None:
         """A failed edit is retried before repairs; after ``slow_lane_after`` failures it comes after them."""
         queue = queue_of(Limits(in_flight_per_lane=1, slow_lane_after=2, age_promotes_after_s=1e6))
         queue.add(key("x"), "a", USER, now=0)
-        queue.take(0)
+        queue.get(0)
         queue.failed(key("x"), now=0)
         queue.add(key("y"), "a", REPAIR, now=1)
-        assert queue.take(1) == key("x")
+        assert queue.get(1) == key("x")
         queue.failed(key("x"), now=1)
         assert drained(queue, 1000) == [key("y"), key("x")]
 
@@ -436,7 +436,7 @@ class TestFairness:
             queue.add(key(str(number), "b"), "b", REPAIR, now=0)
 
         def take(lanes: str) -> list[Key]:
-            taken = [each for each in (queue.take(0) for _ in lanes) if each is not None]
+            taken = [each for each in (queue.get(0) for _ in lanes) if each is not None]
             assert "".join(each.namespace for each in taken) == lanes
             return taken
 
@@ -454,7 +454,7 @@ class TestFairness:
         for number in range(9):
             queue.add(key(str(number)), "a", REPAIR, now=0)
             queue.add(key(str(number), "b"), "b", REPAIR, now=0)
-        taken = [queue.take(0) for _ in range(9)]
+        taken = [queue.get(0) for _ in range(9)]
         assert Counter(each.namespace if each else None for each in taken) == {"a": 6, "b": 2, None: 1}
 
     def test_no_credit_for_idleness(self) -> None:
@@ -464,7 +464,7 @@ class TestFairness:
             queue.add(key(str(number)), "a", REPAIR, now=0)
         queue.add(key("first", "b"), "b", REPAIR, now=0)
         for _ in range(20):
-            queue.done(queue.take(0) or key("none"), now=0)
+            queue.done(queue.get(0) or key("none"), now=0)
         for number in range(5):
             queue.add(key(str(number), "b"), "b", REPAIR, now=0)
         lanes = [taken.namespace for taken in drained(queue, 0)]
@@ -476,7 +476,7 @@ class TestFairness:
         for lane in ("a", "b", "c"):
             queue.add(key("x", lane), lane, SWEEP, now=0)
         queue.add(key("x", "a"), "a", USER, now=0)
-        assert queue.take(0) == key("x", "a")
+        assert queue.get(0) == key("x", "a")
 
     def test_a_lane_at_its_limit_holds_up_nobody(self) -> None:
         """A tenant whose rounds hang occupies its own limit of workers and no more."""
@@ -484,7 +484,7 @@ class TestFairness:
         for number in range(10):
             queue.add(key(str(number)), "a", USER, now=0)
         queue.add(key("x", "b"), "b", SWEEP, now=0)
-        taken = [queue.take(0) for _ in range(4)]
+        taken = [queue.get(0) for _ in range(4)]
         assert [each.namespace for each in taken if each] == ["a", "b", "a"]
         assert (queue.in_flight, queue.ready_at(0)) == (3, None)
 
@@ -506,7 +506,7 @@ class TestFairness:
             if ended == rounds_before:
                 queue.add(key("x", "new"), "new", SWEEP, now=now)
                 wanted_at = now
-            while len(ends) < workers and (taken := queue.take(now)) is not None:
+            while len(ends) < workers and (taken := queue.get(now)) is not None:
                 if taken.namespace == "new":
                     assert now - wanted_at <= math.ceil(lanes / workers) * longest_s
                     return
@@ -584,7 +584,7 @@ class TestMemory:
             wanted = key(str(number % 700))
             queue.add_at(wanted, f"lane-{chance.randrange(300)}", chance.choice(list(Priority)), at=now + 5, now=now)
             queue.add(key(str(number)), f"lane-{number % 90}", REPAIR, now=now)
-            taken = queue.take(now)
+            taken = queue.get(now)
             if taken is not None and chance.randrange(3) == 0:
                 queue.failed(taken, now=now)
             elif taken is not None:
@@ -712,7 +712,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         """The key is free, due, the most urgent of its lane, and no lane was passed over more often than stated."""
         runnable = self.runnable()
         lanes = {wish.lane for wish in runnable.values()}
-        taken = self.queue.take(self.now)
+        taken = self.queue.get(self.now)
         if taken is None:
             assert not runnable
             return
@@ -732,15 +732,15 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.after_each_call()
 
     @precondition(lambda self: self.rounds)
-    @rule(data=st.data(), again_after_s=maybe_seconds)
-    def done(self, data: st.DataObject, again_after_s: float | None) -> None:
+    @rule(data=st.data(), requeue_after_s=maybe_seconds)
+    def done(self, data: st.DataObject, requeue_after_s: float | None) -> None:
         """Success ends the round; what was wanted meanwhile remains."""
         each = data.draw(st.sampled_from(sorted(self.rounds)))
-        self.queue.done(each, now=self.now, again_after_s=again_after_s)
+        self.queue.done(each, now=self.now, requeue_after_s=requeue_after_s)
         ended = self.rounds.pop(each)
         self.failures.pop(each, None)
-        if again_after_s is not None:
-            again = Wish(ended.lane, max(REPAIR, ended.priority), self.now + again_after_s)
+        if requeue_after_s is not None:
+            again = Wish(ended.lane, max(REPAIR, ended.priority), self.now + requeue_after_s)
             self.wishes[each] = again.merged(self.wishes[each]) if each in self.wishes else again
         self.after_each_call()
 
@@ -748,16 +748,16 @@ class AgainstTheModel(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         retry_after_s=maybe_seconds,
-        again_after_s=maybe_seconds,
+        requeue_after_s=maybe_seconds,
         rand=st.sampled_from([0.0, 0.25, 0.5, 0.75]),
     )
     def failed(
-        self, data: st.DataObject, retry_after_s: float | None, again_after_s: float | None, rand: float
+        self, data: st.DataObject, retry_after_s: float | None, requeue_after_s: float | None, rand: float
     ) -> None:
         """Failure delays by the formula, unless the user edited meanwhile or the round asks to come back sooner."""
         each = data.draw(st.sampled_from(sorted(self.rounds)))
         self.rand = rand
-        delay_s = self.queue.failed(each, now=self.now, retry_after_s=retry_after_s, again_after_s=again_after_s)
+        delay_s = self.queue.failed(each, now=self.now, retry_after_s=retry_after_s, requeue_after_s=requeue_after_s)
         ended = self.rounds.pop(each)
         refused_s = retry_after_s or 0
         meanwhile = self.wishes.get(each)
@@ -774,8 +774,8 @@ class AgainstTheModel(RuleBasedStateMachine):
             if meanwhile is not None:
                 retry = Wish(meanwhile.lane, min(retry.priority, meanwhile.priority), retry.at)
             self.wishes[each] = retry
-        if again_after_s is not None:
-            again = Wish(ended.lane, max(REPAIR, ended.priority), self.now + max(again_after_s, refused_s))
+        if requeue_after_s is not None:
+            again = Wish(ended.lane, max(REPAIR, ended.priority), self.now + max(requeue_after_s, refused_s))
             self.wishes[each] = again.merged(self.wishes[each])
         assert delay_s == self.wishes[each].at - self.now
         self.backoff_until[each] = self.now + backoff_s
@@ -789,7 +789,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         at = self.queue.ready_at(self.now)
         assert at is not None
         if at > self.now:
-            assert self.queue.take(math.nextafter(at, -math.inf)) is None
+            assert self.queue.get(math.nextafter(at, -math.inf)) is None
             self.now = at
         self.after_each_call()
         self.take()

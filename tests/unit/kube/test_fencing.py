@@ -19,7 +19,7 @@ from operator_app.errors import FencedError
 from operator_app.kube import fencing
 from operator_app.kube.client import Cluster, Request
 from operator_app.kube.events import EventRecorder, Occurrence
-from operator_app.kube.fencing import Hold
+from operator_app.kube.fencing import FencingToken
 from operator_app.registration.powerdns.client import Delete, PowerDnsApi
 
 pytestmark = pytest.mark.anyio
@@ -103,7 +103,7 @@ async def test_every_request_that_may_change_something_is_checked_and_no_read_is
 async def test_a_write_that_waited_for_a_connection_is_checked_again(tmp_path: Path) -> None:
     """A deadline that passes while all connections are busy stops the write; nothing of it is sent."""
     now = 0.0
-    hold = Hold(0, 1, until=10.0, clock=lambda: now)
+    token = FencingToken(0, 1, until=10.0, clock=lambda: now)
     checked = anyio.Event()
 
     def before_write(request: Request) -> None:
@@ -116,7 +116,7 @@ async def test_a_write_that_waited_for_a_connection_is_checked_again(tmp_path: P
     ):
 
         async def write() -> None:
-            with pytest.raises(FencedError), fencing.under(hold):
+            with pytest.raises(FencedError), fencing.holding(token):
                 await cluster.apply(CONFIG_MAP, OBJECT, force=True)
 
         tasks.start_soon(cluster.get, CONFIG_MAP, KEY)
@@ -132,7 +132,7 @@ async def test_a_write_that_waited_for_a_connection_is_checked_again(tmp_path: P
 async def test_a_write_that_stops_behind_its_head_is_never_complete(tmp_path: Path) -> None:
     """A process that is stopped between head and body sends no body, so the API server carries nothing out."""
     now = 0.0
-    hold = Hold(0, 1, until=10.0, clock=lambda: now)
+    token = FencingToken(0, 1, until=10.0, clock=lambda: now)
     checks = 0
 
     def before_write(request: Request) -> None:
@@ -144,7 +144,7 @@ async def test_a_write_that_stops_behind_its_head_is_never_complete(tmp_path: Pa
 
     async with connected(tmp_path, before_write) as (cluster, server):
         server.may_answer.set()
-        with pytest.raises(FencedError, match="ConfigMap team-a/checkout"), fencing.under(hold):
+        with pytest.raises(FencedError, match="ConfigMap team-a/checkout"), fencing.holding(token):
             await cluster.apply(CONFIG_MAP, OBJECT, force=True)
         await anyio.wait_all_tasks_blocked()
     assert not any(b"resourceVersion" in text for text in server.received)
@@ -168,27 +168,27 @@ async def test_a_renewal_does_not_wait_behind_other_requests(tmp_path: Path) -> 
 
 
 async def test_an_event_is_told_on_the_right_of_the_round_that_it_is_about(tmp_path: Path) -> None:
-    """Events are sent later by another task, and carry the hold along: a lost shard tells nothing any more."""
-    now, carried = 0.0, []
-    hold = Hold(0, 1, until=10.0, clock=lambda: now)
+    """Events are sent later by another task, and carry the token along: a lost shard tells nothing any more."""
+    now, current_token = 0.0, []
+    token = FencingToken(0, 1, until=10.0, clock=lambda: now)
     proxy = {"apiVersion": "v1", "kind": "EnvoyProxy", "metadata": {"namespace": "a", "name": "web", "uid": "u"}}
 
     def before_write(request: Request) -> None:
-        carried.append((request.kind, fencing.carried()))
+        current_token.append((request.kind, fencing.current_token()))
         fencing.check(request.kind, request.key)
 
     async with connected(tmp_path, before_write) as (cluster, server):
         server.may_answer.set()
         recorder = EventRecorder(cluster, instance="test", now=lambda: NOW)
         async with anyio.create_task_group() as tasks:
-            with fencing.under(fencing.NOBODY):
+            with fencing.holding(fencing.NO_TOKEN):
                 tasks.start_soon(recorder.run)
-            with fencing.under(hold):
+            with fencing.holding(token):
                 recorder.record(Occurrence(proxy, "Normal", "Repaired", "Apply", "Service", "it was broken"))
             now = 11.0
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
-    assert carried == [(EVENT, hold)]
+    assert current_token == [(EVENT, token)]
     assert server.received == []
 
 
@@ -202,7 +202,7 @@ async def test_a_registry_outside_is_fenced_the_same_way() -> None:
 
     async with httpx.AsyncClient(base_url="http://dns.invalid", transport=httpx.MockTransport(answer)) as client:
         api = PowerDnsApi(client, server_id="localhost", timeout_s=5)
-        with fencing.under(Hold(0, 1, until=0.0, clock=lambda: 1.0)):
+        with fencing.holding(FencingToken(0, 1, until=0.0, clock=lambda: 1.0)):
             assert await api.types_at("web.example.com") == frozenset()
             with pytest.raises(FencedError):
                 await api.change("example.com", [Delete("web.example.com", "A")])

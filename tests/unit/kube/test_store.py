@@ -24,7 +24,7 @@ def store_of(*known: Object) -> Store:
     """A store that knows some objects by their changes; the index is ``owner``."""
     store = Store({CONFIG_MAP: lambda each: each["owner"]})
     for each in known:
-        store.take(Changed(CONFIG_MAP, each))
+        store.apply_delta(Changed(CONFIG_MAP, each))
     return store
 
 
@@ -44,7 +44,7 @@ def known(store: Store) -> dict[str, int]:
 def test_only_a_newer_version_is_news(first: int, then: int, *, is_news: bool) -> None:
     """By watch and by our own answers alike; versions are numbers, not texts."""
     by_watch, by_answer = store_of(obj(first)), store_of(obj(first))
-    assert bool(by_watch.take(Changed(CONFIG_MAP, obj(then)))) is is_news
+    assert bool(by_watch.apply_delta(Changed(CONFIG_MAP, obj(then)))) is is_news
     assert by_answer.learn(CONFIG_MAP, obj(then)) is is_news
     assert known(by_watch) == known(by_answer) == {"a": max(first, then)}
 
@@ -53,26 +53,26 @@ def test_a_change_is_reported_once() -> None:
     """What we learnt from our own write is no news when the watch tells it."""
     store = store_of()
     assert store.learn(CONFIG_MAP, obj(5))
-    assert store.take(Changed(CONFIG_MAP, obj(5))) == ()
-    assert store.take(page(5, obj(5))) == ()
+    assert store.apply_delta(Changed(CONFIG_MAP, obj(5))) == ()
+    assert store.apply_delta(page(5, obj(5))) == ()
 
 
 def test_a_deletion_removes_what_is_not_newer() -> None:
     """The event carries the version of the deletion, so a newer object of that name is another life."""
     store = store_of(obj(5))
-    (gone,) = store.take(Deleted(CONFIG_MAP, obj(7)))
+    (gone,) = store.apply_delta(Deleted(CONFIG_MAP, obj(7)))
     assert version_of(gone) == 7
     assert known(store) == {}
-    assert store.take(Deleted(CONFIG_MAP, obj(7))) == ()
-    store.take(Changed(CONFIG_MAP, obj(9)))
-    assert store.take(Deleted(CONFIG_MAP, obj(7))) == ()
+    assert store.apply_delta(Deleted(CONFIG_MAP, obj(7))) == ()
+    store.apply_delta(Changed(CONFIG_MAP, obj(9)))
+    assert store.apply_delta(Deleted(CONFIG_MAP, obj(7))) == ()
     assert known(store) == {"a": 9}
 
 
 def test_a_late_answer_does_not_resurrect() -> None:
     """The answer to our own write, read after the watch told of a later deletion, is not believed."""
     store = store_of(obj(5))
-    store.take(Deleted(CONFIG_MAP, obj(7)))
+    store.apply_delta(Deleted(CONFIG_MAP, obj(7)))
     assert not store.learn(CONFIG_MAP, obj(6))
     assert not store.learn(CONFIG_MAP, obj(7))
     assert known(store) == {}
@@ -83,7 +83,7 @@ def test_a_late_answer_does_not_resurrect() -> None:
 def test_a_list_removes_what_it_does_not_name() -> None:
     """What went while nobody watched is gone with the last page, and reported as it last was."""
     store = store_of(obj(5), obj(6, key=B))
-    news = store.take(page(9, obj(8, key=B)))
+    news = store.apply_delta(page(9, obj(8, key=B)))
     assert [(key_of(each).name, version_of(each)) for each in news] == [("b", 8), ("a", 5)]
     assert known(store) == {"b": 8}
 
@@ -91,71 +91,71 @@ def test_a_list_removes_what_it_does_not_name() -> None:
 def test_an_object_newer_than_a_list_stays() -> None:
     """A list says nothing about what was created after it."""
     store = store_of(obj(12))
-    assert store.take(page(11)) == ()
+    assert store.apply_delta(page(11)) == ()
     assert known(store) == {"a": 12}
 
 
 def test_a_stale_list_neither_removes_nor_resurrects() -> None:
     """A list from before what the watch has shown brings back nothing, and takes nothing that it could not know."""
     store = store_of(obj(5), obj(11, key=B))
-    store.take(Deleted(CONFIG_MAP, obj(12)))
-    assert store.take(page(10, obj(5))) == ()
+    store.apply_delta(Deleted(CONFIG_MAP, obj(12)))
+    assert store.apply_delta(page(10, obj(5))) == ()
     assert known(store) == {"b": 11}
 
 
 def test_a_list_as_new_as_the_watch_is_believed() -> None:
     """At the very version that the watch has come to, a list is right."""
     store = store_of(obj(5))
-    assert store.take(page(5, obj(4, key=B), obj(5))) == (obj(4, key=B),)
+    assert store.apply_delta(page(5, obj(4, key=B), obj(5))) == (obj(4, key=B),)
 
 
 def test_nothing_is_gone_before_the_last_page() -> None:
     """Pages add; only the last one removes, and what any page has named stays."""
     store = store_of(obj(1), obj(2, key=B))
-    assert store.take(page(9, obj(1), last=False)) == ()
+    assert store.apply_delta(page(9, obj(1), last=False)) == ()
     assert known(store) == {"a": 1, "b": 2}
-    store.take(page(9, first=False))
+    store.apply_delta(page(9, first=False))
     assert known(store) == {"a": 1}
 
 
 def test_a_first_page_forgets_an_unfinished_list() -> None:
     """A list that broke off and starts over does not keep what only its first try has named."""
     store = store_of(obj(1), obj(2, key=B))
-    store.take(page(9, obj(1), last=False))
-    store.take(page(10, obj(2, key=B)))
+    store.apply_delta(page(9, obj(1), last=False))
+    store.apply_delta(page(10, obj(2, key=B)))
     assert known(store) == {"b": 2}
 
 
 def test_a_list_of_a_namespace_is_about_that_namespace() -> None:
     """Objects of other namespaces stay."""
     store = store_of(obj(1), obj(2, key=Key("m", "c")))
-    assert store.take(page(9, namespace="n")) == (obj(1),)
+    assert store.apply_delta(page(9, namespace="n")) == (obj(1),)
     assert known(store) == {"c": 2}
 
 
 def test_a_watch_of_one_namespace_says_nothing_about_another() -> None:
     """Each namespace has a list and a watch of its own, and one being ahead must not make another look stale."""
     store = store_of()
-    store.take(page(100, obj(40), namespace="n"))
-    store.take(Changed(CONFIG_MAP, obj(120)))
+    store.apply_delta(page(100, obj(40), namespace="n"))
+    store.apply_delta(Changed(CONFIG_MAP, obj(120)))
     other = obj(41, key=Key("m", "c"))
-    assert store.take(page(99, other, namespace="m")) == (other,)
+    assert store.apply_delta(page(99, other, namespace="m")) == (other,)
     assert store.learn(CONFIG_MAP, obj(110, key=Key("m", "d")))
     assert known(store) == {"a": 120, "c": 41, "d": 110}
-    assert store.take(page(98, obj(42, key=B), namespace="n")) == ()
+    assert store.apply_delta(page(98, obj(42, key=B), namespace="n")) == ()
 
 
 def test_in_sync_means_listed_to_the_end() -> None:
     """Of each kind by itself, and of a namespace by its own list or by one of all namespaces."""
     store = Store(dict.fromkeys((CONFIG_MAP, SERVICE), lambda _: None))
-    store.take(page(1, namespace="n", last=False))
+    store.apply_delta(page(1, namespace="n", last=False))
     assert not store.is_synced(CONFIG_MAP, "n")
-    store.take(page(1, namespace="n", first=False))
+    store.apply_delta(page(1, namespace="n", first=False))
     assert store.is_synced(CONFIG_MAP, "n")
     assert not store.is_synced(CONFIG_MAP, "m")
     assert not store.is_synced(CONFIG_MAP, None)
     assert not store.is_synced(SERVICE, "n")
-    store.take(page(1))
+    store.apply_delta(page(1))
     assert store.is_synced(CONFIG_MAP, "m")
 
 
@@ -189,7 +189,7 @@ def test_the_index_follows_every_change() -> None:
     store.learn(CONFIG_MAP, obj(5, owner="y"))
     assert store.indexed(CONFIG_MAP, "x") == (obj(2, key=B, owner="x"),)
     assert store.indexed(CONFIG_MAP, "y") == (obj(5, owner="y"),)
-    store.take(Deleted(CONFIG_MAP, obj(6)))
+    store.apply_delta(Deleted(CONFIG_MAP, obj(6)))
     store.learn(CONFIG_MAP, obj(7, key=B))
     assert store.indexed(CONFIG_MAP, "x") == store.indexed(CONFIG_MAP, "y") == ()
 
@@ -245,13 +245,13 @@ class Deliveries(RuleBasedStateMachine):
     @rule(listed=stale_lists)
     def list_arrives(self, listed: Listed) -> None:
         """A list from whenever arrives, even from before what the watch has shown."""
-        self.store.take(listed)
+        self.store.apply_delta(listed)
 
     @precondition(lambda self: self.watched < len(self.history))
     @rule()
     def watch_tells(self) -> None:
         """The watch delivers the next event; a watch keeps the order."""
-        self.store.take(self.history[self.watched])
+        self.store.apply_delta(self.history[self.watched])
         self.watched += 1
 
     @rule()
@@ -259,7 +259,7 @@ class Deliveries(RuleBasedStateMachine):
         """After the rest of the watch and a fresh list, the store holds exactly what the server holds."""
         while self.watched < len(self.history):
             self.watch_tells()
-        self.store.take(page(self.version, *self.server.values()))
+        self.store.apply_delta(page(self.version, *self.server.values()))
         assert {key: self.store.get(CONFIG_MAP, key) for key in self.store.keys(CONFIG_MAP)} == self.server
 
     @invariant()

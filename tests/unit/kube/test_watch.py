@@ -47,7 +47,7 @@ def silence(reached: str, lasted_s: float, error: OperatorError | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("state", "outcome", "expected"),
+    ("state", "ended", "expected"),
     [
         # a list
         (Listing(), Complete("5"), Watching("5")),
@@ -85,9 +85,9 @@ def silence(reached: str, lasted_s: float, error: OperatorError | None = None) -
     ],
     ids=str,
 )
-def test_what_follows_what(state: Listing | Watching, outcome: Complete | Ended | Failed, expected: object) -> None:
+def test_what_follows_what(state: Listing | Watching, ended: Complete | Ended | Failed, expected: object) -> None:
     """Each line is one rule of the state machine."""
-    assert after(state, outcome, IDLE_TIMES) == expected
+    assert after(state, ended, IDLE_TIMES) == expected
 
 
 def test_pauses_double_up_to_the_cap_and_are_never_zero() -> None:

@@ -15,11 +15,11 @@ from operator_app.apply import Outcome, Problem
 from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, ThrottledError, TransientError
 from operator_app.registration import audit, registrar
 from operator_app.registration.audit import outside_entries
-from operator_app.registration.backoff import Patience, Respite, RestError, Turn
+from operator_app.registration.backoff import Backoff, CircuitBreaker, CircuitOpenError, Permit
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
-from operator_app.registration.registry import Entry, Finding, Record, Registration
+from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from tests.unit.scripted_api import Clock, Rooms, ScriptedApi, ok, rooms
 from tests.unit.ssa.field_sets import stored
 
@@ -40,76 +40,76 @@ def anyio_backend() -> str:
 # --- the rest ------------------------------------------------------------------------------------------------------
 
 
-def a_respite() -> Respite:
+def a_respite() -> CircuitBreaker:
     """Rests of 1, 2, 4, then 5 seconds, where chance gives the longest."""
-    return Respite(base_s=1, cap_s=5, rand=lambda: 1.0)
+    return CircuitBreaker(base_s=1, cap_s=5, rand=lambda: 1.0)
 
 
-def fail(respite: Respite, turn: Turn, *, now_mono: float, asked_s: float | None = None) -> float:
+def fail(circuit: CircuitBreaker, turn: Permit, *, now_mono: float, asked_s: float | None = None) -> float:
     """A call that fails, and the rest that follows."""
-    rest_s = respite.failed(turn, str(DOWN), now_mono=now_mono, asked_s=asked_s)
-    respite.over(turn)
-    return rest_s
+    open_s = circuit.failed(turn, str(DOWN), now_mono=now_mono, asked_s=asked_s)
+    circuit.release(turn)
+    return open_s
 
 
 def test_rests_double_up_to_the_cap() -> None:
     """Each failure of a call that was let through doubles the rest."""
-    respite, now_mono = a_respite(), 0.0
+    circuit, now_mono = a_respite(), 0.0
     rests = []
     for _ in range(5):
-        rests.append(fail(respite, respite.turn("dns", now_mono=now_mono), now_mono=now_mono))
+        rests.append(fail(circuit, circuit.acquire("dns", now_mono=now_mono), now_mono=now_mono))
         now_mono += rests[-1]
     assert rests == [1, 2, 4, 5, 5]
 
 
 def test_half_of_a_rest_is_chance() -> None:
     """Replicas that saw the same failure do not come back together."""
-    respite = Respite(base_s=2, cap_s=5, rand=lambda: 0.0)
-    assert fail(respite, respite.turn("dns", now_mono=0), now_mono=0) == 1
+    circuit = CircuitBreaker(base_s=2, cap_s=5, rand=lambda: 0.0)
+    assert fail(circuit, circuit.acquire("dns", now_mono=0), now_mono=0) == 1
 
 
 def test_in_a_rest_the_sentence_stands_and_another_registry_is_asked() -> None:
     """Every call fails with what the one call said, and is told how long."""
-    respite = a_respite()
-    fail(respite, respite.turn("dns", now_mono=0), now_mono=0)
-    with pytest.raises(RestError, match=DOWN.message) as refused:
-        respite.turn("dns", now_mono=0.25)
-    assert refused.value.rest_s == 1 - 0.25
-    respite.turn("other", now_mono=0.25)
+    circuit = a_respite()
+    fail(circuit, circuit.acquire("dns", now_mono=0), now_mono=0)
+    with pytest.raises(CircuitOpenError, match=DOWN.message) as refused:
+        circuit.acquire("dns", now_mono=0.25)
+    assert refused.value.open_s == 1 - 0.25
+    circuit.acquire("other", now_mono=0.25)
 
 
 def test_behind_a_rest_one_call_at_a_time_is_let_through() -> None:
     """Whoever comes first tries; when that has decided nothing, the next one does; a success lets everybody through."""
-    respite = a_respite()
-    fail(respite, respite.turn("dns", now_mono=0), now_mono=0)
-    first = respite.turn("dns", now_mono=1)
-    with pytest.raises(RestError) as refused:
-        respite.turn("dns", now_mono=1)
-    assert refused.value.rest_s == 1
-    respite.over(first)
-    second = respite.turn("dns", now_mono=1)
-    respite.succeeded(second)
-    respite.over(second)
-    respite.turn("dns", now_mono=1)
-    assert fail(respite, respite.turn("dns", now_mono=1), now_mono=1) == 1, "and the next failure is a first one"
+    circuit = a_respite()
+    fail(circuit, circuit.acquire("dns", now_mono=0), now_mono=0)
+    first = circuit.acquire("dns", now_mono=1)
+    with pytest.raises(CircuitOpenError) as refused:
+        circuit.acquire("dns", now_mono=1)
+    assert refused.value.open_s == 1
+    circuit.release(first)
+    second = circuit.acquire("dns", now_mono=1)
+    circuit.succeeded(second)
+    circuit.release(second)
+    circuit.acquire("dns", now_mono=1)
+    assert fail(circuit, circuit.acquire("dns", now_mono=1), now_mono=1) == 1, "and the next failure is a first one"
 
 
 def test_failures_of_calls_that_were_under_way_together_count_once() -> None:
     """Sixteen timeouts of one outage are one failure."""
-    respite = a_respite()
-    turns = [respite.turn("dns", now_mono=0) for _ in range(16)]
-    assert [fail(respite, turn, now_mono=5) for turn in turns] == [1] * 16
-    assert fail(respite, respite.turn("dns", now_mono=6), now_mono=6) == 2
+    circuit = a_respite()
+    turns = [circuit.acquire("dns", now_mono=0) for _ in range(16)]
+    assert [fail(circuit, turn, now_mono=5) for turn in turns] == [1] * 16
+    assert fail(circuit, circuit.acquire("dns", now_mono=6), now_mono=6) == 2
 
 
 def test_a_registry_that_asks_for_time_gets_it() -> None:
     """``Retry-After`` makes a rest longer, whichever of several calls was told it, and never shorter."""
-    respite = a_respite()
-    early, late = (respite.turn("dns", now_mono=0) for _ in range(2))
-    assert fail(respite, early, now_mono=0, asked_s=0.1) == 1
-    assert fail(respite, late, now_mono=0, asked_s=30) == 30
-    with pytest.raises(RestError):
-        respite.turn("dns", now_mono=29)
+    circuit = a_respite()
+    early, late = (circuit.acquire("dns", now_mono=0) for _ in range(2))
+    assert fail(circuit, early, now_mono=0, asked_s=0.1) == 1
+    assert fail(circuit, late, now_mono=0, asked_s=30) == 30
+    with pytest.raises(CircuitOpenError):
+        circuit.acquire("dns", now_mono=29)
 
 
 # --- the registrar -------------------------------------------------------------------------------------------------
@@ -123,26 +123,26 @@ class Dns:
         self.error: OperatorError | None = None
         self.calls = 0
         self.answering: anyio.Event | None = None
-        self.again_after_s: float | None = None
+        self.requeue_after_s: float | None = None
 
-    async def observe(self, record: Record) -> Finding:
+    async def observe(self, record: Record) -> Comparison:
         """What is confirmed is there."""
         await self._answer(record.uid)
-        return Finding.MATCHING
+        return Comparison.MATCHING
 
     async def register(self, record: Record) -> Registration:
         """What is asked for is done."""
         await self._answer(record.uid)
-        return Registration(Outcome.CREATED, again_after_s=self.again_after_s)
+        return Registration(Outcome.CREATED, requeue_after_s=self.requeue_after_s)
 
     async def deregister(self, uid: str, hostname: str) -> Outcome:
         """Nothing is left."""
         await self._answer(uid + hostname)
         return Outcome.DELETED
 
-    async def entries(self) -> AsyncIterator[Entry]:
+    async def entries(self) -> AsyncIterator[OutsideRecord]:
         """Nothing."""
-        none: tuple[Entry, ...] = ()
+        none: tuple[OutsideRecord, ...] = ()
         for each in none:
             yield each
 
@@ -162,17 +162,17 @@ class World:
         self.clock = own.clock
         self.store = own.store
         self.dns = Dns(own.clock)
-        self.patience = Patience(base_s=0.5, cap_s=60, rand=lambda: 1.0)
-        self.claims = Claims(own.applier, own.store, namespace=NAMESPACE, sink=own.store.take)
+        self.backoff = Backoff(base_s=0.5, cap_s=60, rand=lambda: 1.0)
+        self.claims = Claims(own.applier, own.store, namespace=NAMESPACE, sink=own.store.apply_delta)
         self.ledger = Ledger(
-            own.applier, own.cluster, own.store, namespace=NAMESPACE, on_write=own.on_write, sink=own.store.take
+            own.applier, own.cluster, own.store, namespace=NAMESPACE, on_write=own.on_write, sink=own.store.apply_delta
         )
         self.registrar = Registrar(
             self.ledger,
             self.claims,
             Registries({"dns": self.dns}, "dns"),
-            self.patience,
-            Respite(rand=lambda: 1.0),
+            self.backoff,
+            CircuitBreaker(rand=lambda: 1.0),
             mono=own.clock,
         )
 
@@ -191,7 +191,7 @@ class World:
 
     async def looks(self, record: Record) -> Problem | None:
         """A sweep's look, of a proxy that is paused."""
-        return await self.registrar.observe(record, None, BUSY, is_sweep=True)
+        return await self.registrar.observe(record, None, BUSY, is_resync=True)
 
     async def one_tries(self, tasks: TaskGroup) -> anyio.Event:
         """The registry failed and has rested; one call tries it now, and is answered when the event is set."""
@@ -224,7 +224,7 @@ async def test_a_sweep_over_a_registry_that_hangs_costs_one_timeout(tmp_path: Pa
         records = [world.proxy(f"p{number}", is_confirmed=True) for number in range(100)]
         world.dns.error = DOWN
         begun = world.clock()
-        answers = [await world.registrar.register(each, is_sweep=True) for each in records[:50]]
+        answers = [await world.registrar.register(each, is_resync=True) for each in records[:50]]
         assert [await world.looks(each) for each in records[50:]] == [None] * 50
         assert {(each.outcome, each.problem) for each in answers} == {(Outcome.UNCHANGED, None)}
         assert (world.dns.calls, world.clock() - begun) == (1, TIMEOUT_S)
@@ -251,17 +251,17 @@ async def test_who_was_not_asked_comes_back_behind_the_rest_and_falls_behind_slo
         one, two = (world.proxy(name, is_confirmed=False) for name in ("one", "two"))
         world.dns.error = DOWN
         asked = await world.registrar.register(one)
-        assert (asked.problem, asked.again_after_s) == (Problem("RegistryError", DOWN.message), 0.5)
+        assert (asked.problem, asked.requeue_after_s) == (Problem("RegistryError", DOWN.message), 0.5)
         waits: list[float] = []
         for _ in range(9):
             put_off = await world.registrar.register(two)
             assert put_off.problem == asked.problem
-            assert put_off.again_after_s is not None
-            waits.append(put_off.again_after_s)
-            world.clock.mono += put_off.again_after_s
+            assert put_off.requeue_after_s is not None
+            waits.append(put_off.requeue_after_s)
+            world.clock.mono += put_off.requeue_after_s
             with pytest.raises(TransientError):
                 await world.registrar.deregister(one.proxy, one.uid)
-        assert waits[0] == asked.again_after_s
+        assert waits[0] == asked.requeue_after_s
         assert waits[-1] == 60
         assert waits == sorted(waits)
 
@@ -316,8 +316,8 @@ async def test_a_list_that_does_not_go_on_is_said_and_ends(monkeypatch: pytest.M
     class Stuck(Dns):
         """Lists one record, and then says nothing more."""
 
-        async def entries(self) -> AsyncIterator[Entry]:
-            yield Entry("uid", Key("team-a", "one"), "one.example.com")
+        async def entries(self) -> AsyncIterator[OutsideRecord]:
+            yield OutsideRecord("uid", Key("team-a", "one"), "one.example.com")
             await anyio.sleep_forever()
 
     monkeypatch.setattr(audit, "LONGEST_CALL_S", 0.01)
@@ -335,8 +335,8 @@ async def test_what_a_registry_wants_is_neither_at_once_nor_never(
     async with a_world(tmp_path, api) as world:
         record = world.proxy("one", is_confirmed=False)
         api.add(("apply ProxyRegistration/status", ok(world.entry(record, is_confirmed=True))))
-        world.dns.again_after_s = wish_s
-        assert await world.registrar.register(record) == Registration(Outcome.CREATED, again_after_s=becomes_s)
+        world.dns.requeue_after_s = wish_s
+        assert await world.registrar.register(record) == Registration(Outcome.CREATED, requeue_after_s=becomes_s)
 
 
 async def test_a_call_that_is_cut_off_does_not_keep_the_registry_from_being_tried(tmp_path: Path) -> None:
@@ -408,4 +408,4 @@ async def test_a_removal_that_was_refused_in_a_rest_can_be_abandoned(tmp_path: P
         marked["spec"]["state"] = RecordState.ABANDONED.value
         api.add(("apply ProxyRegistration", ok(marked)))
         await world.registrar.abandon(one.uid)
-        assert world.registrar.former_lives(one.proxy, None) == (one.uid,)
+        assert world.registrar.orphaned_uids(one.proxy, None) == (one.uid,)

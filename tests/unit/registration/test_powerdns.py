@@ -45,7 +45,7 @@ from operator_app.registration.powerdns.dns import (
     place_of,
 )
 from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
-from operator_app.registration.registry import Entry, Finding, Record, Registration
+from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.settings import Settings
 from tests.paths import ROOT
 
@@ -224,7 +224,9 @@ async def test_entries_read_each_zone_once(registry: PowerDnsRegistry, httpx_moc
         a_set("_edge-owner.broken.example.com", "TXT", "x"),
     ]
     httpx_mock.add_response(url=ZONE, json={"rrsets": sets})
-    assert [each async for each in registry.entries()] == [Entry("u1", Key("team-a", "checkout"), "shop.example.com")]
+    assert [each async for each in registry.entries()] == [
+        OutsideRecord("u1", Key("team-a", "checkout"), "shop.example.com")
+    ]
 
 
 @pytest.mark.anyio
@@ -397,7 +399,7 @@ async def test_a_401_reads_the_key_again_and_resends_once(
         return httpx.Response(200, json={"rrsets": [mine]}) if keys[-1] == "renewed" else httpx.Response(401)
 
     httpx_mock.add_callback(server, is_reusable=True)
-    assert await registry.observe(RECORD) is Finding.MATCHING
+    assert await registry.observe(RECORD) is Comparison.MATCHING
     assert keys == [KEY, "renewed", "renewed"]
 
 

@@ -1,4 +1,4 @@
-"""Registration without a cluster: patience with registries, which of them there are, what an audit finds."""
+"""Registration without a cluster: backoff with registries, which of them there are, what an audit finds."""
 
 import sys
 from collections.abc import Mapping
@@ -13,17 +13,16 @@ from operator_app.api.models import RecordState
 from operator_app.apply import Problem
 from operator_app.errors import ConfigurationError
 from operator_app.registration.audit import FIXABLE, Finding, FindingKind, Survey, findings, table
-from operator_app.registration.backoff import Patience
-from operator_app.registration.ledger import IN_CLUSTER, Entry, Name
+from operator_app.registration.backoff import Backoff
+from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry, Name
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
-from operator_app.registration.registry import Entry as OutsideEntry
-from operator_app.registration.registry import Record
+from operator_app.registration.registry import OutsideRecord, Record
 from operator_app.settings import Settings
 
 PROXY = Key("team-a", "checkout")
 DOWN = Problem("RegistryError", "it does not answer")
-FOR_GOOD = Problem("Forbidden", "it refuses us", is_terminal=True)
+FOR_GOOD = Problem("Forbidden", "it refuses us", needs_user_action=True)
 
 
 @pytest.fixture
@@ -37,70 +36,70 @@ def a_record(**changes: Any) -> Record:
     return replace(Record("one", 1, PROXY, "a.b", "c.d", ()), **changes)
 
 
-# --- patience ------------------------------------------------------------------------------------------------------
+# --- backoff ------------------------------------------------------------------------------------------------------
 
 
-def patience(rand: float = 1.0) -> Patience:
+def backoff(rand: float = 1.0) -> Backoff:
     """Pauses of 1, 2, 4, then 5 seconds, where chance gives the longest."""
-    return Patience(base_s=1, cap_s=5, rand=lambda: rand)
+    return Backoff(base_s=1, cap_s=5, rand=lambda: rand)
 
 
 def test_pauses_double_up_to_the_cap() -> None:
     """Each failure in a row doubles the pause, and no number of them overflows."""
-    patient = patience()
-    pauses = [patient.failed(a_record(), DOWN, now_mono=0).again_after_s for _ in range(5)]
+    patient = backoff()
+    pauses = [patient.failed(a_record(), DOWN, now_mono=0).requeue_after_s for _ in range(5)]
     assert pauses == [1, 2, 4, 5, 5]
-    assert [patient.failed(a_record(), DOWN, now_mono=0).again_after_s for _ in range(2000)][-1] == 5
+    assert [patient.failed(a_record(), DOWN, now_mono=0).requeue_after_s for _ in range(2000)][-1] == 5
 
 
 def test_half_of_a_pause_is_chance() -> None:
     """Records that fail together do not come back together."""
-    assert patience(rand=0).failed(a_record(), DOWN, now_mono=0).again_after_s == 1 / 2
+    assert backoff(rand=0).failed(a_record(), DOWN, now_mono=0).requeue_after_s == 1 / 2
 
 
 def test_in_a_pause_the_last_problem_stands_and_the_rest_is_told() -> None:
     """The registry is not asked, and the round knows when it may be; afterwards it is asked."""
-    patient = patience()
+    patient = backoff()
     patient.failed(a_record(), DOWN, now_mono=10)
     answer = patient.pause(a_record(), now_mono=10.25)
     assert answer is not None
-    assert (answer.problem, answer.again_after_s) == (DOWN, 0.75)
+    assert (answer.problem, answer.requeue_after_s) == (DOWN, 0.75)
     assert patient.pause(a_record(), now_mono=11) is None
 
 
 def test_another_record_ends_a_pause_unless_the_registry_asked_for_it() -> None:
     """An edit may be the cure; ``Retry-After`` holds for whatever is sent."""
-    patient = patience()
+    patient = backoff()
     patient.failed(a_record(), DOWN, now_mono=0)
     assert patient.pause(a_record(generation=2), now_mono=0) is None
     assert patient.pause(a_record(uid="two"), now_mono=0) is None
     asked = patient.failed(a_record(), DOWN, now_mono=0, asked_s=30)
-    assert asked.again_after_s == 30
+    assert asked.requeue_after_s == 30
     edited = patient.pause(a_record(generation=2), now_mono=0)
     assert edited is not None
-    assert edited.again_after_s == 30
+    assert edited.requeue_after_s == 30
 
 
 def test_an_edited_record_starts_with_a_short_pause() -> None:
     """Failures belong to the record that failed."""
-    patient = patience()
+    patient = backoff()
     for _ in range(4):
         patient.failed(a_record(), DOWN, now_mono=0)
-    assert patient.failed(a_record(generation=2), DOWN, now_mono=0).again_after_s == 1
+    assert patient.failed(a_record(generation=2), DOWN, now_mono=0).requeue_after_s == 1
 
 
 def test_what_does_not_pass_pauses_for_the_cap_at_once() -> None:
     """Credentials are not mended within seconds."""
-    assert patience().failed(a_record(), FOR_GOOD, now_mono=0).again_after_s == 5
+    assert backoff().failed(a_record(), FOR_GOOD, now_mono=0).requeue_after_s == 5
 
 
 def test_an_answer_ends_the_pause() -> None:
     """After a success the next failure is a first one again."""
-    patient = patience()
+    patient = backoff()
     patient.failed(a_record(), DOWN, now_mono=0)
     patient.forget("one")
     assert patient.pause(a_record(), now_mono=0) is None
-    assert patient.failed(a_record(), DOWN, now_mono=0).again_after_s == 1
+    assert patient.failed(a_record(), DOWN, now_mono=0).requeue_after_s == 1
 
 
 # --- the ledger's entries ------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ def an_entry(uid: str = "one", proxy: Key = PROXY, **spec: Any) -> Object:
 )
 def test_an_entry_names_all_that_may_stand_outside(spec: Object, published: Name | None, names: set[Name]) -> None:
     """The hostname in an outside registry and everything that retires; what is in the cluster alone is not outside."""
-    entry = Entry(an_entry(**spec))
+    entry = LedgerEntry(an_entry(**spec))
     assert entry.published == published
     assert entry.names == names
 
@@ -149,7 +148,7 @@ def test_an_entry_names_all_that_may_stand_outside(spec: Object, published: Name
 )
 def test_an_entry_is_confirmed_for_exactly_one_version(status: Object, *, is_confirmed: bool) -> None:
     """What was confirmed of an older spec, another address for instance, says nothing about this one."""
-    assert Entry(an_entry() | {"status": status}).is_confirmed is is_confirmed
+    assert LedgerEntry(an_entry() | {"status": status}).is_confirmed is is_confirmed
 
 
 # --- which registries there are ------------------------------------------------------------------------------------
@@ -161,7 +160,7 @@ def test_an_unknown_registry_is_answered_with_those_there_are() -> None:
     assert registries.unknown(IN_CLUSTER) is None
     problem = registries.unknown("dsn")
     assert problem is not None
-    assert problem.is_terminal
+    assert problem.needs_user_action
     assert "dsn" in problem.message
     assert IN_CLUSTER in problem.message
 
@@ -268,18 +267,18 @@ def surveyed(
     *entries: Object,
     living: dict[str, Key] | None = None,
     claims: tuple[Object, ...] = (),
-    outside: Mapping[str, tuple[OutsideEntry, ...]] | None = None,
+    outside: Mapping[str, tuple[OutsideRecord, ...]] | None = None,
     namespaces: tuple[str, ...] = (),
 ) -> list[tuple[FindingKind, str, str]]:
     """Kind, registry and name of what an audit finds."""
-    survey = Survey(living or {}, [Entry(each) for each in entries], claims, outside or {}, namespaces)
+    survey = Survey(living or {}, [LedgerEntry(each) for each in entries], claims, outside or {}, namespaces)
     return [(each.kind, each.registry, each.name) for each in findings(survey)]
 
 
 def test_where_everything_fits_there_is_nothing_to_find() -> None:
     """A living proxy with its entry, its claim and its record, and one that is being moved from one name to another."""
     entry = an_entry(hostname="a.b", retiring=[{"registry": "dns", "hostname": "c.d"}])
-    held = (OutsideEntry("one", PROXY, "a.b"), OutsideEntry("one", PROXY, "c.d"))
+    held = (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "c.d"))
     claims = (a_claim("a.b", "one"), a_claim("c.d", "one"))
     assert surveyed(entry, living={"one": PROXY}, claims=claims, outside={"dns": held}) == []
 
@@ -294,14 +293,14 @@ def test_where_everything_fits_there_is_nothing_to_find() -> None:
         ),
         (surveyed(an_entry(hostname="a.b")), [(FindingKind.RECORD_WITHOUT_PROXY, IN_CLUSTER, "proxy-one")]),
         (
-            surveyed(outside={"dns": (OutsideEntry("one", PROXY, "a.b"),)}),
+            surveyed(outside={"dns": (OutsideRecord("one", PROXY, "a.b"),)}),
             [(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b")],
         ),
         (
             surveyed(
                 an_entry(hostname="a.b"),
                 living={"one": PROXY},
-                outside={"dns": (OutsideEntry("one", PROXY, "a.b"), OutsideEntry("one", PROXY, "x.y"))},
+                outside={"dns": (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "x.y"))},
             ),
             [(FindingKind.WRONG_OWNER, "dns", "x.y")],
         ),
@@ -310,7 +309,7 @@ def test_where_everything_fits_there_is_nothing_to_find() -> None:
             surveyed(
                 an_entry(hostname="a.b", state=RecordState.ABANDONED.value),
                 claims=(a_claim("a.b", "one"),),
-                outside={"dns": (OutsideEntry("one", PROXY, "a.b"),)},
+                outside={"dns": (OutsideRecord("one", PROXY, "a.b"),)},
             ),
             [(FindingKind.REMOVAL_PENDING, IN_CLUSTER, "proxy-one")],
         ),
@@ -335,7 +334,7 @@ def test_what_does_not_fit_is_found_once(
 def test_what_was_orphaned_on_purpose_is_no_finding() -> None:
     """``deletionPolicy: Orphan`` keeps entry, claim and record; nothing of it may be taken for left behind."""
     entry = an_entry(hostname="a.b", state=RecordState.ORPHANED.value)
-    outside = {"dns": (OutsideEntry("one", PROXY, "a.b"),)}
+    outside = {"dns": (OutsideRecord("one", PROXY, "a.b"),)}
     assert surveyed(entry, claims=(a_claim("a.b", "one"),), outside=outside) == []
 
 

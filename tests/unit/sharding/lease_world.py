@@ -13,8 +13,15 @@ from collections.abc import Callable
 from typing import Final
 
 from operator_app.api.kinds import Object
-from operator_app.kube.fencing import Hold
-from operator_app.sharding.leases import Change, Deed, Errand, LeaseBook, LeaseTimes, shard_lease_name
+from operator_app.kube.fencing import FencingToken
+from operator_app.sharding.leases import (
+    ElectionState,
+    LeaseAction,
+    LeaseRequest,
+    LeaseTimes,
+    ShardTransition,
+    shard_lease_name,
+)
 
 NAMESPACE: Final = "edge-system"
 TIMES: Final = LeaseTimes(duration_s=15, renew_deadline_s=10, retry_period_s=2)
@@ -27,27 +34,27 @@ class Server:
         self.leases: dict[str, Object] = {}
         self._versions = itertools.count(1)
 
-    def carry_out(self, errand: Errand) -> tuple[str, Object] | None:
-        """Commit an errand: what a watch then shows (ADDED or MODIFIED, or DELETED); None for a lost race."""
-        stored = self.leases.get(errand.name)
-        if (None if stored is None else int(stored["metadata"]["resourceVersion"])) != errand.version:
+    def execute(self, request: LeaseRequest) -> tuple[str, Object] | None:
+        """Commit an request: what a watch then shows (ADDED or MODIFIED, or DELETED); None for a lost race."""
+        stored = self.leases.get(request.name)
+        if (None if stored is None else int(stored["metadata"]["resourceVersion"])) != request.version:
             return None
         version = str(next(self._versions))
-        if errand.body is None:
+        if request.body is None:
             assert stored is not None
-            del self.leases[errand.name]
+            del self.leases[request.name]
             gone = copy.deepcopy(stored)
             gone["metadata"]["resourceVersion"] = version
             return "DELETED", gone
-        obj = copy.deepcopy(errand.body)
+        obj = copy.deepcopy(request.body)
         uid = f"uid-{version}" if stored is None else stored["metadata"]["uid"]
         obj["metadata"] |= {"uid": uid, "resourceVersion": version}
-        self.leases[errand.name] = obj
+        self.leases[request.name] = obj
         return "MODIFIED", copy.deepcopy(obj)
 
 
 class Replica:
-    """One replica: a book, and a process around it that may stop, stand still, or lose its network."""
+    """One replica: a state, and a process around it that may stop, stand still, or lose its network."""
 
     def __init__(self, world: "World", name: str, shards: int, *, rate: float, offset: float) -> None:
         self._world = world
@@ -59,10 +66,10 @@ class Replica:
         self.paused_until = 0.0
         self._watched_until = 0.0
         self._wakes = 0
-        self.changes: list[tuple[float, int, Change]] = []
-        self.holds: list[Hold] = []
-        self.book = LeaseBook(
-            name, shards, TIMES, namespace=NAMESPACE, tell=self._tell, clock=self.clock, rand=world.random.random
+        self.changes: list[tuple[float, int, ShardTransition]] = []
+        self.holds: list[FencingToken] = []
+        self.state = ElectionState(
+            name, shards, TIMES, namespace=NAMESPACE, tell=self._notify, clock=self.clock, rand=world.random.random
         )
 
     def clock(self) -> float:
@@ -72,17 +79,17 @@ class Replica:
     def start(self) -> None:
         """List, watch, and begin."""
         for obj in self._world.server.leases.values():
-            self.book.observe(copy.deepcopy(obj), now=self.clock())
+            self.state.observe(copy.deepcopy(obj), now=self.clock())
         self._world.watchers.append(self)
-        self.book.begin()
+        self.state.begin()
         self.step()
 
     def step(self) -> None:
         """What the process does when it wakes up."""
-        for errand in self.book.due(now=self.clock(), stamp="2026-01-01T00:00:00.000000Z"):
-            Trip(self._world, self, errand).begin()
+        for request in self.state.due(now=self.clock(), stamp="2026-01-01T00:00:00.000000Z"):
+            Trip(self._world, self, request).begin()
         self._wakes += 1
-        this_wake, next_at = self._wakes, self.book.next_at(self.clock())
+        this_wake, next_at = self._wakes, self.state.next_at(self.clock())
 
         def wake() -> None:
             if this_wake == self._wakes:
@@ -96,7 +103,7 @@ class Replica:
         self._watched_until = max(self._watched_until, self._world.now + self._world.delay_s())
 
         def arrive() -> None:
-            take = self.book.forget if event == "DELETED" else self.book.observe
+            take = self.state.forget if event == "DELETED" else self.state.observe
             take(obj, now=self.clock())
             self.step()
 
@@ -115,20 +122,20 @@ class Replica:
 
         return attempt
 
-    def _tell(self, shard: int, change: Change, _epoch: int) -> None:
+    def _notify(self, shard: int, change: ShardTransition, _epoch: int) -> None:
         self.changes.append((self._world.now, shard, change))
-        hold = self.book.hold(shard)
-        if change == Change.TAKEN and hold is not None:
-            self.holds.append(hold)
+        token = self.state.token(shard)
+        if change == ShardTransition.TAKEN and token is not None:
+            self.holds.append(token)
 
 
 class Trip:
     """One request on its way: it takes its time, may be lost there or back, and is given up after the time-out."""
 
-    def __init__(self, world: "World", replica: Replica, errand: Errand) -> None:
+    def __init__(self, world: "World", replica: Replica, request: LeaseRequest) -> None:
         self._world = world
         self._replica = replica
-        self._errand = errand
+        self._errand = request
         self._is_over = False
 
     def begin(self) -> None:
@@ -139,7 +146,7 @@ class Trip:
             self._world.at(self._world.now + self._world.delay_s(), self._commit)
 
     def _commit(self) -> None:
-        outcome = self._world.server.carry_out(self._errand)
+        outcome = self._world.server.execute(self._errand)
         if outcome is not None:
             self._world.tell_watchers(*outcome)
         if not self._world.is_lost(self._replica):
@@ -150,24 +157,24 @@ class Trip:
             return
         if outcome is None:
             self._look()
-            self._end(self._replica.book.failed)
+            self._end(self._replica.state.failed)
             return
         if self._errand.body is not None:
-            self._replica.book.observe(outcome[1], now=self._replica.clock())
-        if self._errand.deed == Deed.TAKE:
+            self._replica.state.observe(outcome[1], now=self._replica.clock())
+        if self._errand.action == LeaseAction.ACQUIRE:
             self._later(self._list)
         else:
-            self._end(self._replica.book.done)
+            self._end(self._replica.state.done)
 
     def _look(self) -> None:
         live = self._world.server.leases.get(self._errand.name)
-        book, now = self._replica.book, self._replica.clock()
+        state, now = self._replica.state, self._replica.clock()
         if live is not None:
-            book.observe(copy.deepcopy(live), now=now)
+            state.observe(copy.deepcopy(live), now=now)
             return
-        for known in book.known():
+        for known in state.known():
             if known["metadata"]["name"] == self._errand.name:
-                book.forget(known, now=now)
+                state.forget(known, now=now)
 
     def _list(self) -> None:
         """The list is made at the server some time after the answer to the write was there, and takes its way back."""
@@ -176,11 +183,11 @@ class Trip:
 
     def _survey(self, whole: list[Object]) -> None:
         for obj in whole:
-            self._replica.book.observe(obj, now=self._replica.clock())
-        self._end(self._replica.book.done)
+            self._replica.state.observe(obj, now=self._replica.clock())
+        self._end(self._replica.state.done)
 
     def _give_up(self) -> None:
-        self._end(self._replica.book.failed)
+        self._end(self._replica.state.failed)
 
     def _end(self, answer: Callable[..., None]) -> None:
         if not self._is_over:
@@ -236,10 +243,10 @@ class World:
 
     def check(self) -> None:
         """At no moment two holders of a shard, nor two divisions of the tenants, whoever is asleep or cut off."""
-        valid = [(each, hold) for each in self.replicas if each.is_alive for hold in each.holds if hold.is_valid]
-        holders = [hold.shard for _, hold in valid]
-        assert len(holders) == len(set(holders)), [(each.name, hold.shard, hold.epoch) for each, hold in valid]
-        assert len({each.book.shards for each, _ in valid}) <= 1
+        valid = [(each, token) for each in self.replicas if each.is_alive for token in each.holds if token.is_valid]
+        holders = [token.shard for _, token in valid]
+        assert len(holders) == len(set(holders)), [(each.name, token.shard, token.epoch) for each, token in valid]
+        assert len({each.state.shards for each, _ in valid}) <= 1
 
     def delay_s(self) -> float:
         """How long one way takes: mostly short, sometimes long."""
@@ -258,7 +265,7 @@ class World:
     def holders(self) -> dict[int, str]:
         """Who may write for which shard now."""
         return {
-            hold.shard: each.name for each in self.replicas if each.is_alive for hold in each.holds if hold.is_valid
+            token.shard: each.name for each in self.replicas if each.is_alive for token in each.holds if token.is_valid
         }
 
     def shares(self) -> list[int]:

@@ -15,13 +15,13 @@ from operator_app.api.kinds import LEASE, Object
 from operator_app.kube import fencing
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Listed
-from operator_app.kube.fencing import Hold
-from operator_app.sharding.elector import ShardKeeper
+from operator_app.kube.fencing import FencingToken
+from operator_app.sharding.elector import Elector
 from operator_app.sharding.leases import (
     ANNOTATION_SHARDS,
     LABEL_ROLE,
-    Change,
     LeaseTimes,
+    ShardTransition,
     replica_lease_name,
     shard_lease_name,
 )
@@ -98,13 +98,13 @@ def a_lease(name: str, holder: str | None = None, *, shards: int = 1, **labels: 
 
 
 class Kept:
-    """A keeper, what it told, and when it had left."""
+    """A elector, what it told, and when it had left."""
 
     def __init__(self, cluster: Cluster, shards: int, grace_s: float) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[ShardTransition] = []
         self._news = anyio.Event()
         self.has_left = anyio.Event()
-        self.keeper = ShardKeeper(
+        self.elector = Elector(
             cluster,
             namespace=NAMESPACE,
             replica="me",
@@ -115,18 +115,18 @@ class Kept:
             clock=anyio.current_time,
             now=lambda: datetime(2026, 7, 1, tzinfo=UTC),
         )
-        self.keeper.take(Listed(LEASE, NAMESPACE, (), "1", first=True, last=True))
+        self.elector.apply_delta(Listed(LEASE, NAMESPACE, (), "1", first=True, last=True))
 
-    def _changed(self, _shard: int, change: Change) -> None:
+    def _changed(self, _shard: int, change: ShardTransition) -> None:
         self.changes.append(change)
         self._news.set()
 
     async def run(self) -> None:
         """Keep shards until it has left."""
-        await self.keeper.run()
+        await self.elector.run()
         self.has_left.set()
 
-    async def until(self, change: Change, count: int = 1) -> None:
+    async def until(self, change: ShardTransition, count: int = 1) -> None:
         """Wait until this was told so often."""
         with anyio.fail_after(5):
             while self.changes.count(change) < count:
@@ -136,7 +136,7 @@ class Kept:
 
 @asynccontextmanager
 async def keeping(server: Server, folder: Path, *, shards: int = 1, grace_s: float = 60) -> AsyncGenerator[Kept]:
-    """A keeper at work, in sync, that knows no Lease yet."""
+    """A elector at work, in sync, that knows no Lease yet."""
     async with (
         cluster_over(server, folder) as cluster,
         anyio.create_task_group() as tasks,
@@ -147,53 +147,53 @@ async def keeping(server: Server, folder: Path, *, shards: int = 1, grace_s: flo
         tasks.cancel_scope.cancel()
 
 
-def tenant_of(keeper: ShardKeeper, shard: int) -> str:
+def tenant_of(elector: Elector, shard: int) -> str:
     """Some namespace of a shard."""
-    return next(name for name in map(str, range(1000)) if keeper.shard(name) == shard)
+    return next(name for name in map(str, range(1000)) if elector.shard(name) == shard)
 
 
 async def test_what_is_sent_later_does_not_hold_up_a_hand_over(tmp_path: Path) -> None:
     """A round keeps its shard; an Event that waits in a queue does not, and finds its right ended."""
     async with keeping(Server(), tmp_path) as kept:
-        await kept.until(Change.TAKEN)
-        hold = kept.keeper.hold("team-a")
-        assert hold is not None
-        with fencing.under(hold):
-            with kept.keeper.working(hold):
-                kept.keeper.leave()
+        await kept.until(ShardTransition.TAKEN)
+        token = kept.elector.token("team-a")
+        assert token is not None
+        with fencing.holding(token):
+            with kept.elector.working(token):
+                kept.elector.leave()
                 await anyio.sleep(4 * TIMES.retry_period_s)
-                during = hold.is_valid, kept.has_left.is_set()
+                during = token.is_valid, kept.has_left.is_set()
             with anyio.fail_after(1):
                 await kept.has_left.wait()
         assert during == (True, False)
-        assert not hold.is_valid
-        assert kept.changes == [Change.TAKEN, Change.RELEASED]
+        assert not token.is_valid
+        assert kept.changes == [ShardTransition.TAKEN, ShardTransition.RELEASED]
 
 
 async def test_a_round_that_hangs_does_not_keep_its_shard_for_ever(tmp_path: Path) -> None:
     """A shard that moves to a new member gets the time of grace; rounds of shards that stay are not touched."""
     over: list[int] = []
 
-    async def hang(keeper: ShardKeeper, hold: Hold) -> None:
-        with keeper.working(hold):
+    async def hang(elector: Elector, token: FencingToken) -> None:
+        with elector.working(token):
             await anyio.sleep_forever()
-        over.append(hold.shard)
+        over.append(token.shard)
 
     server, grace_s = Server(), 0.2
     async with keeping(server, tmp_path, shards=2, grace_s=grace_s) as kept, anyio.create_task_group() as rounds:
-        await kept.until(Change.TAKEN, 2)
+        await kept.until(ShardTransition.TAKEN, 2)
         for shard in (0, 1):
-            hold = kept.keeper.hold(tenant_of(kept.keeper, shard))
-            assert hold is not None
-            rounds.start_soon(hang, kept.keeper, hold)
+            token = kept.elector.token(tenant_of(kept.elector, shard))
+            assert token is not None
+            rounds.start_soon(hang, kept.elector, token)
         newcomer = a_lease(replica_lease_name("you"), "you", shards=2, **{LABEL_ROLE: "replica"})
-        kept.keeper.take(Changed(LEASE, server.put(newcomer)))
+        kept.elector.apply_delta(Changed(LEASE, server.put(newcomer)))
         begun = anyio.current_time()
-        await kept.until(Change.RELEASED)
+        await kept.until(ShardTransition.RELEASED)
         await anyio.sleep(2 * grace_s)
         assert anyio.current_time() - begun >= grace_s
-        assert len(over) == len(kept.keeper.held) == 1
-        assert over[0] not in kept.keeper.held
+        assert len(over) == len(kept.elector.held) == 1
+        assert over[0] not in kept.elector.held
         rounds.cancel_scope.cancel()
 
 
@@ -215,7 +215,7 @@ async def test_a_lease_that_lost_its_label_is_found_by_its_name(tmp_path: Path) 
     server = Server()
     server.put(a_lease(shard_lease_name(0), note="keep"))
     async with keeping(server, tmp_path) as kept:
-        await kept.until(Change.TAKEN)
+        await kept.until(ShardTransition.TAKEN)
     lease = server.leases[shard_lease_name(0)]
     assert lease["metadata"]["labels"] == {LABEL_ROLE: "shard", "note": "keep"}
     assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("me", 5)

@@ -12,17 +12,17 @@ from operator_app.__main__ import main
 from operator_app.api.kinds import Object
 from operator_app.errors import FencedError
 from operator_app.kube import fencing
-from operator_app.kube.fencing import Hold
+from operator_app.kube.fencing import FencingToken
 from operator_app.sharding.hashing import shard_of
 from operator_app.sharding.leases import (
     ANNOTATION_SHARDS,
     LABEL_ROLE,
-    Change,
-    Deed,
-    Errand,
-    LeaseBook,
+    ElectionState,
+    LeaseAction,
+    LeaseRequest,
     LeaseTimes,
     Role,
+    ShardTransition,
     lease_of,
     replica_lease_name,
     shard_lease_name,
@@ -138,7 +138,7 @@ def test_tenants_are_spread_evenly_and_for_ever_the_same() -> None:
 def test_a_write_after_the_deadline_is_refused_however_late() -> None:
     """The deadline itself is too late, and so is any time after; before it, nothing is in the way."""
     moments = iter((9.999, 10.0, 1e9))
-    with fencing.under(Hold(2, 7, until=10.0, clock=lambda: next(moments))):
+    with fencing.holding(FencingToken(2, 7, until=10.0, clock=lambda: next(moments))):
         fencing.check()
         for _ in range(2):
             with pytest.raises(FencedError, match="shard 2 in epoch 7"):
@@ -148,37 +148,37 @@ def test_a_write_after_the_deadline_is_refused_however_late() -> None:
 def test_work_without_a_shard_cannot_write_and_tools_can() -> None:
     """Inside the operator a right is needed; a command that nobody promised to be alone needs none."""
     fencing.check()
-    with fencing.under(fencing.NOBODY), pytest.raises(FencedError, match="work without a shard"):
+    with fencing.holding(fencing.NO_TOKEN), pytest.raises(FencedError, match="work without a shard"):
         fencing.check()
-    with fencing.under(fencing.NOBODY), fencing.under(Hold(0, 0, until=1.0, clock=lambda: 0.0)):
+    with fencing.holding(fencing.NO_TOKEN), fencing.holding(FencingToken(0, 0, until=1.0, clock=lambda: 0.0)):
         fencing.check()
 
 
 def test_a_right_is_carried_only_as_long_as_its_work_lasts() -> None:
     """What comes after a crash carries nothing; carrying alone does not keep a shard from being given back."""
-    hold = Hold(0, 0, until=1.0, clock=lambda: 0.0)
+    token = FencingToken(0, 0, until=1.0, clock=lambda: 0.0)
 
     def crash() -> None:
-        with fencing.under(hold), fencing.under(hold):
-            assert (fencing.carried(), hold.users) == (hold, 0)
+        with fencing.holding(token), fencing.holding(token):
+            assert (fencing.current_token(), token.users) == (token, 0)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         crash()
-    assert fencing.carried() is None
+    assert fencing.current_token() is None
 
 
 # --- one replica ---------------------------------------------------------------------------------------------------
 
 
 class Alone:
-    """A book without a world: the test plays the API server and the clock."""
+    """A state without a world: the test plays the API server and the clock."""
 
     def __init__(self, me: str = "me", shards: int = 1) -> None:
         self.now = 100.0
-        self.changes: list[tuple[int, Change, int]] = []
+        self.changes: list[tuple[int, ShardTransition, int]] = []
         self.version = 10
-        self.book = LeaseBook(
+        self.state = ElectionState(
             me,
             shards,
             TIMES,
@@ -188,114 +188,121 @@ class Alone:
             rand=lambda: 0.5,
         )
 
-    def due(self, *deeds: Deed) -> list[Errand]:
+    def due(self, *deeds: LeaseAction) -> list[LeaseRequest]:
         """What is due now, of these deeds."""
-        return [each for each in self.book.due(now=self.now, stamp=STAMP) if each.deed in deeds]
+        return [each for each in self.state.due(now=self.now, stamp=STAMP) if each.action in deeds]
 
-    def store(self, errand: Errand) -> Object:
-        """Commit an errand, without telling."""
-        assert errand.body is not None
+    def store(self, request: LeaseRequest) -> Object:
+        """Commit an request, without telling."""
+        assert request.body is not None
         self.version += 1
-        obj = copy.deepcopy(errand.body)
-        obj["metadata"] |= {"uid": f"uid-{errand.name}", "resourceVersion": str(self.version)}
+        obj = copy.deepcopy(request.body)
+        obj["metadata"] |= {"uid": f"uid-{request.name}", "resourceVersion": str(self.version)}
         return obj
 
-    def succeed(self, errand: Errand) -> None:
-        """Commit an errand and answer."""
-        self.book.observe(self.store(errand), now=self.now)
-        self.book.done(errand, now=self.now)
+    def succeed(self, request: LeaseRequest) -> None:
+        """Commit an request and answer."""
+        self.state.observe(self.store(request), now=self.now)
+        self.state.done(request, now=self.now)
 
-    def holding(self) -> Hold:
-        """Join, take the one shard, and return the hold."""
-        self.book.begin()
-        for errand in self.due(Deed.JOIN, Deed.TAKE):
-            self.succeed(errand)
-        hold = self.book.hold(0)
-        assert hold is not None
-        return hold
+    def holding(self) -> FencingToken:
+        """Join, take the one shard, and return the token."""
+        self.state.begin()
+        for request in self.due(LeaseAction.JOIN, LeaseAction.ACQUIRE):
+            self.succeed(request)
+        token = self.state.token(0)
+        assert token is not None
+        return token
 
 
 def test_nothing_is_sent_before_the_replica_can_work() -> None:
     """A replica that is not in sync yet is no member: others would leave shards to it in vain."""
     alone = Alone()
-    assert alone.book.due(now=alone.now, stamp=STAMP) == []
+    assert alone.state.due(now=alone.now, stamp=STAMP) == []
 
 
 def test_a_deadline_counts_from_when_the_renewal_was_sent() -> None:
     """An answer that took its time does not prolong the right to write."""
     alone = Alone()
-    alone.book.begin()
-    (take,) = alone.due(Deed.TAKE)
+    alone.state.begin()
+    (take,) = alone.due(LeaseAction.ACQUIRE)
     alone.now += 3
     alone.succeed(take)
-    hold = alone.book.hold(0)
-    assert hold is not None
-    assert hold.until == 100 + TIMES.renew_deadline_s
+    token = alone.state.token(0)
+    assert token is not None
+    assert token.until == 100 + TIMES.renew_deadline_s
 
 
 def test_renewals_come_every_retry_period_and_not_more_often() -> None:
     """Between two renewals nothing is sent, and the next moment to look is exactly the next renewal."""
     alone = Alone()
     alone.holding()
-    assert alone.book.due(now=alone.now, stamp=STAMP) == []
-    assert alone.book.next_at(alone.now) == 100 + TIMES.retry_period_s
+    assert alone.state.due(now=alone.now, stamp=STAMP) == []
+    assert alone.state.next_at(alone.now) == 100 + TIMES.retry_period_s
     alone.now += TIMES.retry_period_s
-    assert {each.deed for each in alone.book.due(now=alone.now, stamp=STAMP)} == {Deed.JOIN, Deed.RENEW}
+    assert {each.action for each in alone.state.due(now=alone.now, stamp=STAMP)} == {
+        LeaseAction.JOIN,
+        LeaseAction.RENEW,
+    }
 
 
 def test_a_hold_that_lapsed_never_revives() -> None:
     """A renewal whose answer comes after the deadline changes nothing; the shard is won anew, with the next epoch."""
     alone = Alone()
-    hold = alone.holding()
+    token = alone.holding()
     alone.now += TIMES.retry_period_s
-    (renewal,) = alone.due(Deed.RENEW)
+    (renewal,) = alone.due(LeaseAction.RENEW)
     alone.now = 100 + TIMES.renew_deadline_s
     alone.succeed(renewal)
-    assert not hold.is_valid
-    (take,) = alone.due(Deed.TAKE)
-    assert take.epoch == hold.epoch + 1
+    assert not token.is_valid
+    (take,) = alone.due(LeaseAction.ACQUIRE)
+    assert take.epoch == token.epoch + 1
     alone.succeed(take)
-    assert alone.changes == [(0, Change.TAKEN, 0), (0, Change.LAPSED, 0), (0, Change.TAKEN, 1)]
-    assert not hold.is_valid
+    assert alone.changes == [
+        (0, ShardTransition.TAKEN, 0),
+        (0, ShardTransition.LAPSED, 0),
+        (0, ShardTransition.TAKEN, 1),
+    ]
+    assert not token.is_valid
 
 
 def test_somebody_elses_hand_on_the_lease_ends_the_hold_at_once() -> None:
     """Seen by the watch or by a lost race, the new holder is believed."""
     alone = Alone()
-    hold = alone.holding()
+    token = alone.holding()
     taken = a_lease(shard_lease_name(0), version=50, shards=1, holderIdentity="you", leaseTransitions=1)
-    alone.book.observe(taken, now=alone.now)
-    assert not hold.is_valid
-    assert alone.changes[-1] == (0, Change.LOST, 0)
+    alone.state.observe(taken, now=alone.now)
+    assert not token.is_valid
+    assert alone.changes[-1] == (0, ShardTransition.LOST, 0)
 
 
 def test_a_renewal_whose_answer_was_lost_is_recognised() -> None:
-    """The version moved on by our own hand: the hold stays, and the next renewal starts from there."""
+    """The version moved on by our own hand: the token stays, and the next renewal starts from there."""
     alone = Alone()
-    hold = alone.holding()
+    token = alone.holding()
     alone.now += TIMES.retry_period_s
-    (renewal,) = alone.due(Deed.RENEW)
+    (renewal,) = alone.due(LeaseAction.RENEW)
     committed = alone.store(renewal)
     alone.now += TIMES.request_timeout_s
-    alone.book.observe(committed, now=alone.now)
-    alone.book.failed(renewal, now=alone.now)
-    (again,) = alone.due(Deed.RENEW)
+    alone.state.observe(committed, now=alone.now)
+    alone.state.failed(renewal, now=alone.now)
+    (again,) = alone.due(LeaseAction.RENEW)
     assert again.version == int(committed["metadata"]["resourceVersion"])
     alone.succeed(again)
-    assert hold.is_valid
-    assert hold.until == again.sent_at + TIMES.renew_deadline_s
+    assert token.is_valid
+    assert token.until == again.sent_at + TIMES.renew_deadline_s
 
 
 def test_a_take_that_failed_behind_its_own_write_is_not_repeated_at_once() -> None:
     """Our own hand on the Lease is no news; the period counts, or what the API server asked for, at most a Lease's."""
     alone = Alone()
-    alone.book.begin()
+    alone.state.begin()
     for asked_s, pause_s in ((0.0, TIMES.retry_period_s), (5.0, 5.0), (1e300, TIMES.duration_s)):
-        (take,) = alone.due(Deed.TAKE)
-        alone.book.observe(alone.store(take), now=alone.now)
-        alone.book.failed(take, now=alone.now, asked_s=asked_s)
+        (take,) = alone.due(LeaseAction.ACQUIRE)
+        alone.state.observe(alone.store(take), now=alone.now)
+        alone.state.failed(take, now=alone.now, asked_s=asked_s)
         alone.now += pause_s - 0.001
-        assert alone.due(Deed.TAKE) == []
+        assert alone.due(LeaseAction.ACQUIRE) == []
         alone.now += 0.001
 
 
@@ -303,15 +310,15 @@ def test_another_holder_is_waited_out_on_our_own_clock() -> None:
     """Times written in a Lease mean nothing; its end is counted from when we saw it change, each time anew."""
     alone = Alone()
     theirs = a_lease(shard_lease_name(0), version=1, shards=1, holderIdentity="you", renewTime="1970-01-01T00:00:00Z")
-    alone.book.observe(theirs, now=alone.now)
-    alone.book.begin()
-    assert alone.due(Deed.TAKE) == []
+    alone.state.observe(theirs, now=alone.now)
+    alone.state.begin()
+    assert alone.due(LeaseAction.ACQUIRE) == []
     alone.now += 14
-    alone.book.observe(theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "2"}}, now=alone.now)
+    alone.state.observe(theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "2"}}, now=alone.now)
     alone.now += 14.9
-    assert alone.due(Deed.TAKE) == []
+    assert alone.due(LeaseAction.ACQUIRE) == []
     alone.now = 100 + 14 + 15
-    (take,) = alone.due(Deed.TAKE)
+    (take,) = alone.due(LeaseAction.ACQUIRE)
     assert (take.epoch, take.version) == (1, 2)
 
 
@@ -319,21 +326,21 @@ def test_the_holders_own_duration_is_respected() -> None:
     """Replicas with other settings, as during a rollout, are given the time that they count on."""
     alone = Alone()
     theirs = a_lease(shard_lease_name(0), shards=1, holderIdentity="you", leaseDurationSeconds=60)
-    alone.book.observe(theirs, now=alone.now)
-    alone.book.begin()
+    alone.state.observe(theirs, now=alone.now)
+    alone.state.begin()
     alone.now += 59
-    assert alone.due(Deed.TAKE) == []
+    assert alone.due(LeaseAction.ACQUIRE) == []
     alone.now += 1
-    assert len(alone.due(Deed.TAKE)) == 1
+    assert len(alone.due(LeaseAction.ACQUIRE)) == 1
 
 
 def test_what_a_former_life_held_is_taken_at_once() -> None:
     """A process that was killed and started again under its name does not wait for its own Lease."""
     alone = Alone()
     left = a_lease(shard_lease_name(0), version=5, shards=1, holderIdentity="me", leaseTransitions=3)
-    alone.book.observe(left, now=alone.now)
-    alone.book.begin()
-    (take,) = alone.due(Deed.TAKE)
+    alone.state.observe(left, now=alone.now)
+    alone.state.begin()
+    (take,) = alone.due(LeaseAction.ACQUIRE)
     assert (take.epoch, take.version) == (4, 5)
 
 
@@ -342,25 +349,25 @@ def test_a_twin_under_our_name_is_not_fought() -> None:
     alone = Alone()
     alone.holding()
     twin = a_lease(shard_lease_name(0), version=50, shards=1, holderIdentity="me", leaseTransitions=1)
-    alone.book.observe(twin, now=alone.now)
-    assert alone.changes[-1] == (0, Change.LOST, 0)
+    alone.state.observe(twin, now=alone.now)
+    assert alone.changes[-1] == (0, ShardTransition.LOST, 0)
     alone.now += 14.9
-    assert alone.due(Deed.TAKE) == []
+    assert alone.due(LeaseAction.ACQUIRE) == []
     alone.now += 0.1
-    assert len(alone.due(Deed.TAKE)) == 1
+    assert len(alone.due(LeaseAction.ACQUIRE)) == 1
 
 
 def test_a_lease_deleted_under_its_holder_is_not_free_before_its_time() -> None:
     """``kubectl delete lease`` must not make two holders: who saw the Lease waits as if it were still there."""
     alone = Alone()
     theirs = a_lease(shard_lease_name(0), shards=1, holderIdentity="you", leaseTransitions=8)
-    alone.book.observe(theirs, now=alone.now)
-    alone.book.begin()
+    alone.state.observe(theirs, now=alone.now)
+    alone.state.begin()
     alone.now += 1
-    alone.book.forget(theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "9"}}, now=alone.now)
-    assert alone.due(Deed.TAKE) == []
+    alone.state.forget(theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "9"}}, now=alone.now)
+    assert alone.due(LeaseAction.ACQUIRE) == []
     alone.now += 14
-    (take,) = alone.due(Deed.TAKE)
+    (take,) = alone.due(LeaseAction.ACQUIRE)
     assert take.version is None
     assert take.epoch == 9
 
@@ -372,9 +379,9 @@ def test_what_others_wrote_on_a_lease_stays() -> None:
     free["metadata"]["annotations"]["note"] = "keep"
     free["metadata"]["managedFields"] = [{"manager": "somebody"}]
     free["spec"]["preferredHolder"] = "you"
-    alone.book.observe(free, now=alone.now)
-    alone.book.begin()
-    (take,) = alone.due(Deed.TAKE)
+    alone.state.observe(free, now=alone.now)
+    alone.state.begin()
+    (take,) = alone.due(LeaseAction.ACQUIRE)
     assert take.body is not None
     assert take.body["metadata"]["annotations"] == {"note": "keep", ANNOTATION_SHARDS: "1"}
     assert "managedFields" not in take.body["metadata"]
@@ -384,27 +391,27 @@ def test_what_others_wrote_on_a_lease_stays() -> None:
 def test_a_shard_is_given_back_when_its_work_is_over() -> None:
     """From ``leave`` on there is no new work; the Lease is renewed while a round runs, and freed right after."""
     alone = Alone()
-    hold = alone.holding()
-    hold.users += 1
-    alone.book.leave()
-    assert alone.book.hold(0) is None
-    (gone,) = alone.book.due(now=alone.now, stamp=STAMP)
-    assert (gone.deed, gone.name) == (Deed.LEAVE, replica_lease_name("me"))
+    token = alone.holding()
+    token.users += 1
+    alone.state.leave()
+    assert alone.state.token(0) is None
+    (gone,) = alone.state.due(now=alone.now, stamp=STAMP)
+    assert (gone.action, gone.name) == (LeaseAction.LEAVE, replica_lease_name("me"))
     alone.now += TIMES.retry_period_s
-    (renewal,) = alone.due(Deed.RENEW)
+    (renewal,) = alone.due(LeaseAction.RENEW)
     alone.succeed(renewal)
-    assert hold.is_valid
-    hold.users -= 1
-    (release,) = alone.due(Deed.RELEASE)
-    with fencing.under(hold), pytest.raises(FencedError):
+    assert token.is_valid
+    token.users -= 1
+    (release,) = alone.due(LeaseAction.RELEASE)
+    with fencing.holding(token), pytest.raises(FencedError):
         fencing.check()  # no write may follow once the release is on its way
     assert release.body is not None
     assert "holderIdentity" not in release.body["spec"]
-    had_left = alone.book.has_left
+    had_left = alone.state.has_left
     alone.succeed(release)
-    alone.book.done(gone, now=alone.now)
-    assert (had_left, alone.book.has_left) == (False, True)
-    assert alone.changes[-1] == (0, Change.RELEASED, 0)
+    alone.state.done(gone, now=alone.now)
+    assert (had_left, alone.state.has_left) == (False, True)
+    assert alone.changes[-1] == (0, ShardTransition.RELEASED, 0)
 
 
 # --- many replicas -------------------------------------------------------------------------------------------------
@@ -420,7 +427,7 @@ def test_one_replica_of_two_leads_and_the_other_takes_over_when_it_dies() -> Non
     died_at = world.now
     world.run(TIMES.duration_s + 0.5)
     assert world.holders() == {0: "b"}
-    took_at = next(at for at, _, change in world.replicas[1].changes if change == Change.TAKEN)
+    took_at = next(at for at, _, change in world.replicas[1].changes if change == ShardTransition.TAKEN)
     assert took_at - died_at <= TIMES.duration_s + 0.2
 
 
@@ -436,7 +443,7 @@ def test_a_replica_that_joins_gets_its_share_and_nobody_waits_for_a_lease_to_end
     world.join("c", 8)
     world.run(1)
     assert world.shares() == [2, 3, 3]
-    moves = [change for each in world.replicas for _, _, change in each.changes if change == Change.RELEASED]
+    moves = [change for each in world.replicas for _, _, change in each.changes if change == ShardTransition.RELEASED]
     assert len(moves) == 4 + 2
 
 
@@ -445,10 +452,10 @@ def test_a_replica_that_leaves_hands_over_within_a_second() -> None:
     world = World(3)
     first, _, _ = world.join("a"), world.join("b"), world.join("c")
     world.run(5)
-    first.book.leave()
+    first.state.leave()
     first.step()
     world.run(1)
-    assert first.book.has_left
+    assert first.state.has_left
     assert "a" not in world.holders().values()
     assert len(world.holders()) == 4
     assert replica_lease_name("a") not in world.server.leases
@@ -470,13 +477,13 @@ def test_a_restart_under_the_same_name_waits_for_nothing() -> None:
 def test_memberships_of_the_dead_are_removed() -> None:
     """Pods come and go under ever new names; their Leases do not pile up."""
     world = World(5)
-    world.join("keeper", 1)
+    world.join("elector", 1)
     for number in range(5):
         pod = world.join(f"pod-{number}", 1)
         world.run(3)
         world.crash(pod)
     world.run(20)
-    assert set(world.server.leases) == {shard_lease_name(0), replica_lease_name("keeper")}
+    assert set(world.server.leases) == {shard_lease_name(0), replica_lease_name("elector")}
 
 
 def test_replicas_that_divide_differently_never_work_at_the_same_time() -> None:
@@ -489,7 +496,7 @@ def test_replicas_that_divide_differently_never_work_at_the_same_time() -> None:
     world.run(30)
     assert set(world.holders().values()) <= {"old-a", "old-b"}
     for each in old:
-        each.book.leave()
+        each.state.leave()
         each.step()
     world.run(10)
     assert sorted(world.holders()) == [0, 1, 2, 3]
@@ -501,7 +508,7 @@ def test_shards_that_are_no_more_leave_no_lease() -> None:
     world = World(7)
     first = world.join("a", 4)
     world.run(3)
-    first.book.leave()
+    first.state.leave()
     first.step()
     world.run(1)
     world.join("b", 2)
@@ -513,7 +520,7 @@ def chaos(world: World, replicas: list[Replica], seconds: float) -> None:
     """Crashes, restarts, pauses, cuts and departures, one every few seconds."""
     until = world.now + seconds
     names = iter(f"late-{number}" for number in range(1_000))
-    shards = replicas[0].book.shards
+    shards = replicas[0].state.shards
     while world.now < until:
         world.run(world.random.uniform(0.1, 6.0))
         living = [each for each in world.replicas if each.is_alive]
@@ -530,7 +537,7 @@ def chaos(world: World, replicas: list[Replica], seconds: float) -> None:
             case 3:
                 victim.is_cut_off = not victim.is_cut_off
             case 4 if len(living) > 1:
-                victim.book.leave()
+                victim.state.leave()
                 victim.step()
                 world.run(0.5)
                 world.crash(victim)
@@ -570,11 +577,11 @@ def test_two_divisions_never_mix_whatever_happens(seed: int) -> None:
 
 
 def test_the_world_notices_a_second_holder() -> None:
-    """The check that every simulation rests on can fail: a forged hold trips it."""
+    """The check that every simulation rests on can fail: a forged token trips it."""
     world = World(8)
     world.join("a", 1)
     second = world.join("b", 1)
     world.run(3)
-    second.holds.append(Hold(0, 99, until=second.clock() + 5, clock=second.clock))
+    second.holds.append(FencingToken(0, 99, until=second.clock() + 5, clock=second.clock))
     with pytest.raises(AssertionError):
         world.run(1)

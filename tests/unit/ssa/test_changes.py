@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, Kind, Object, Value
-from operator_app.ssa.changes import MASKED, SHOWN_CHARACTERS, Reason, reasons, shown
+from operator_app.ssa.changes import MASKED, SHOWN_CHARACTERS, FieldChange, field_changes, shown
 from operator_app.ssa.fields import Drift, Path, differences
 from tests.unit.ssa.field_sets import entry, stored
 
@@ -42,15 +42,15 @@ def taken(live: Object, manager: str, at: str, value: int = 5, **options: str) -
     }
 
 
-def why(live: Object, desired: Object = DESIRED) -> tuple[Reason, ...]:
-    """The reasons for bringing ``live`` to ``desired``."""
-    return reasons(DEPLOYMENT, differences(desired, live), live)
+def why(live: Object, desired: Object = DESIRED) -> tuple[FieldChange, ...]:
+    """The changes for bringing ``live`` to ``desired``."""
+    return field_changes(DEPLOYMENT, differences(desired, live), live)
 
 
 def test_a_taken_field_names_who_when_from_and_to() -> None:
     """A drift tells its author and its moment, as the API server recorded them, and both values."""
     (reason,) = why(taken(stored(DESIRED), "kubectl-edit", "2026-07-02T10:00:00Z"))
-    assert reason == Reason(".spec.replicas", Drift.TAKEN, ("kubectl-edit",), "2026-07-02T10:00:00Z", 5, 2)
+    assert reason == FieldChange(".spec.replicas", Drift.NOT_OWNED, ("kubectl-edit",), "2026-07-02T10:00:00Z", 5, 2)
     assert str(reason) == ".spec.replicas taken by kubectl-edit at 2026-07-02T10:00:00Z: 5 -> 2"
 
 
@@ -76,7 +76,7 @@ def test_a_removed_field_names_nobody() -> None:
     live["metadata"]["managedFields"].pop()
     live["spec"] = {}
     (reason,) = why(live)
-    assert reason == Reason(".spec.replicas", Drift.TAKEN, (), None, None, 2)
+    assert reason == FieldChange(".spec.replicas", Drift.NOT_OWNED, (), None, None, 2)
     assert str(reason) == ".spec.replicas taken: nothing -> 2"
 
 
@@ -85,14 +85,14 @@ def test_what_we_changed_our_mind_about_has_no_rival() -> None:
     edited = DESIRED | {"spec": {"replicas": 3}, "metadata": DESIRED["metadata"] | {"labels": {"b": "2"}}}
     told = {each.field: (each.drift, each.managers, each.was, each.becomes) for each in why(stored(DESIRED), edited)}
     assert told == {
-        ".metadata.labels.a": (Drift.UNWANTED, (), "1", None),
-        ".spec.replicas": (Drift.OUTDATED, (), 2, 3),
+        ".metadata.labels.a": (Drift.TO_RELEASE, (), "1", None),
+        ".spec.replicas": (Drift.DIFFERS, (), 2, 3),
     }
 
 
 def test_a_new_object_needs_no_reason() -> None:
     """What did not exist was not different."""
-    assert reasons(DEPLOYMENT, (), None) == ()
+    assert field_changes(DEPLOYMENT, (), None) == ()
 
 
 def test_a_reason_is_fit_for_a_structured_line() -> None:

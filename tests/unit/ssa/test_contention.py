@@ -1,4 +1,4 @@
-"""The breaker between two writers of one field: patient at first, ever slower then, and never in the way of others."""
+"""The tracker between two writers of one field: patient at first, ever slower then, and never in the way of others."""
 
 from typing import Final
 
@@ -6,49 +6,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operator_app.ssa.contention import Breaker, BreakerTimes, Contention, Taken
+from operator_app.ssa.contention import Contention, ContentionTimes, ContentionTracker, ReclaimedField
 from operator_app.ssa.fields import Path
 
-TIMES: Final = BreakerTimes(threshold=3, window_s=60, base_s=2, cap_s=300)
+TIMES: Final = ContentionTimes(threshold=3, window_s=60, base_s=2, cap_s=300)
 A: Final[Path] = ("f:spec", "f:a")
 B: Final[Path] = ("f:spec", "f:b")
 UID: Final = "uid-1"
 
 
-def taken(path: Path = A, wanted: str = "1", *managers: str) -> Taken:
+def taken(path: Path = A, wanted: str = "1", *managers: str) -> ReclaimedField:
     """A field that was taken back; by default from ``rival``."""
-    return Taken(path, path[-1][2:], wanted, managers or ("rival",))
+    return ReclaimedField(path, path[-1][2:], wanted, managers or ("rival",))
 
 
-def removed(path: Path = A) -> Taken:
+def removed(path: Path = A) -> ReclaimedField:
     """A field that somebody had removed."""
-    return Taken(path, path[-1][2:], "1", ())
+    return ReclaimedField(path, path[-1][2:], "1", ())
 
 
-def fought(breaker: Breaker, times: int, *fields: Taken, now_mono: float = 0.0) -> float:
-    """Let the fields be taken back so often, each time as soon as the breaker allows it; returns the last moment."""
+def fought(tracker: ContentionTracker, times: int, *fields: ReclaimedField, now_mono: float = 0.0) -> float:
+    """Let the fields be taken back so often, each time as soon as the tracker allows it; returns the last moment."""
     for _ in range(times):
-        now_mono += breaker.pause_s(UID, {each.path: each.wanted for each in fields}, now_mono=now_mono)
-        breaker.repaired(UID, fields, now_mono=now_mono)
+        now_mono += tracker.pause_s(UID, {each.path: each.wanted for each in fields}, now_mono=now_mono)
+        tracker.record_repair(UID, fields, now_mono=now_mono)
     return now_mono
 
 
 def test_the_first_repairs_are_not_delayed() -> None:
     """Below the threshold a field is taken back at once and nobody speaks of contention."""
-    breaker = Breaker(TIMES)
-    assert fought(breaker, TIMES.threshold - 1, taken()) == 0
-    assert breaker.pause_s(UID, {A: "1"}, now_mono=0) == 0
-    assert breaker.contention(UID, now_mono=0) is None
+    tracker = ContentionTracker(TIMES)
+    assert fought(tracker, TIMES.threshold - 1, taken()) == 0
+    assert tracker.pause_s(UID, {A: "1"}, now_mono=0) == 0
+    assert tracker.contention(UID, now_mono=0) is None
 
 
 def test_pauses_double_up_to_the_cap() -> None:
     """The k-th repair past the threshold is followed by ``min(cap_s, base_s * 2 ** k)`` seconds, however large k is."""
-    breaker = Breaker(TIMES)
-    now_mono = fought(breaker, TIMES.threshold - 1, taken())
+    tracker = ContentionTracker(TIMES)
+    now_mono = fought(tracker, TIMES.threshold - 1, taken())
     pauses = []
     for _ in range(1100):
-        breaker.repaired(UID, [taken()], now_mono=now_mono)
-        pauses.append(breaker.pause_s(UID, {A: "1"}, now_mono=now_mono))
+        tracker.record_repair(UID, [taken()], now_mono=now_mono)
+        pauses.append(tracker.pause_s(UID, {A: "1"}, now_mono=now_mono))
         now_mono += pauses[-1]
     assert pauses[:9] == [2, 4, 8, 16, 32, 64, 128, 256, 300]
     assert pauses[9:] == pytest.approx([300] * len(pauses[9:]))
@@ -56,47 +56,47 @@ def test_pauses_double_up_to_the_cap() -> None:
 
 def test_another_value_is_not_held_up() -> None:
     """A declaration that changes the contended field itself is carried out at once; the fight goes on afterwards."""
-    breaker = Breaker(TIMES)
-    fought(breaker, TIMES.threshold, taken())
-    assert breaker.pause_s(UID, {A: "1"}, now_mono=0) == 2
-    assert breaker.pause_s(UID, {A: "2"}, now_mono=0) == 0
-    breaker.repaired(UID, [taken(A, "2")], now_mono=0)
-    assert breaker.pause_s(UID, {A: "2"}, now_mono=0) == 4
+    tracker = ContentionTracker(TIMES)
+    fought(tracker, TIMES.threshold, taken())
+    assert tracker.pause_s(UID, {A: "1"}, now_mono=0) == 2
+    assert tracker.pause_s(UID, {A: "2"}, now_mono=0) == 0
+    tracker.record_repair(UID, [taken(A, "2")], now_mono=0)
+    assert tracker.pause_s(UID, {A: "2"}, now_mono=0) == 4
 
 
 def test_another_field_is_not_held_up_and_takes_the_contended_one_along() -> None:
     """Beside a contended field, a difference in any other field means: go ahead now."""
-    breaker = Breaker(TIMES)
-    fought(breaker, TIMES.threshold, taken())
-    assert breaker.pause_s(UID, {A: "1", B: "1"}, now_mono=0) == 0
-    assert breaker.pause_s(UID, {B: "1"}, now_mono=0) == 0
+    tracker = ContentionTracker(TIMES)
+    fought(tracker, TIMES.threshold, taken())
+    assert tracker.pause_s(UID, {A: "1", B: "1"}, now_mono=0) == 0
+    assert tracker.pause_s(UID, {B: "1"}, now_mono=0) == 0
 
 
 def test_another_object_is_not_held_up() -> None:
     """The same field of another object has a history of its own."""
-    breaker = Breaker(TIMES)
-    fought(breaker, TIMES.threshold, taken())
-    assert breaker.pause_s("uid-2", {A: "1"}, now_mono=0) == 0
-    assert breaker.contention("uid-2", now_mono=0) is None
+    tracker = ContentionTracker(TIMES)
+    fought(tracker, TIMES.threshold, taken())
+    assert tracker.pause_s("uid-2", {A: "1"}, now_mono=0) == 0
+    assert tracker.contention("uid-2", now_mono=0) is None
 
 
 def test_fields_taken_by_turns_are_counted_each() -> None:
     """Two rivals with a field each, or one that alternates, slow us down as one field alone would."""
-    breaker = Breaker(TIMES)
+    tracker = ContentionTracker(TIMES)
     for _ in range(TIMES.threshold):
-        breaker.repaired(UID, [taken(A, "1", "first")], now_mono=0)
-        breaker.repaired(UID, [taken(B, "1", "second")], now_mono=0)
-    assert breaker.pause_s(UID, {A: "1"}, now_mono=0) == 2
-    assert breaker.pause_s(UID, {B: "1"}, now_mono=0) == 2
-    assert breaker.contention(UID, now_mono=0) == Contention(("first", "second"), ("a", "b"), 60)
+        tracker.record_repair(UID, [taken(A, "1", "first")], now_mono=0)
+        tracker.record_repair(UID, [taken(B, "1", "second")], now_mono=0)
+    assert tracker.pause_s(UID, {A: "1"}, now_mono=0) == 2
+    assert tracker.pause_s(UID, {B: "1"}, now_mono=0) == 2
+    assert tracker.contention(UID, now_mono=0) == Contention(("first", "second"), ("a", "b"), 60)
 
 
 def test_removals_are_counted_like_takings() -> None:
     """A writer that removes a field leaves no name behind, and is slowed down all the same."""
-    breaker = Breaker(TIMES)
-    fought(breaker, TIMES.threshold, removed())
-    assert breaker.pause_s(UID, {A: "1"}, now_mono=0) == 2
-    assert str(breaker.contention(UID, now_mono=0)) == "another writer keeps taking a"
+    tracker = ContentionTracker(TIMES)
+    fought(tracker, TIMES.threshold, removed())
+    assert tracker.pause_s(UID, {A: "1"}, now_mono=0) == 2
+    assert str(tracker.contention(UID, now_mono=0)) == "another writer keeps taking a"
 
 
 @pytest.mark.parametrize(
@@ -106,21 +106,21 @@ def test_removals_are_counted_like_takings() -> None:
 )
 def test_a_declaration_that_comes_and_goes_is_no_fight(declared: Path, given_up: Path) -> None:
     """A user who sets, unsets and sets a field again many times is served at once each time."""
-    breaker = Breaker(TIMES)
+    tracker = ContentionTracker(TIMES)
     for _ in range(3 * TIMES.threshold):
-        assert breaker.pause_s(UID, {declared: "1"}, now_mono=0) == 0
-        breaker.repaired(UID, [removed(declared)], now_mono=0)
-        breaker.repaired(UID, [], given_up=[given_up], now_mono=0)
-    assert breaker.contention(UID, now_mono=0) is None
+        assert tracker.pause_s(UID, {declared: "1"}, now_mono=0) == 0
+        tracker.record_repair(UID, [removed(declared)], now_mono=0)
+        tracker.record_repair(UID, [], given_up=[given_up], now_mono=0)
+    assert tracker.contention(UID, now_mono=0) is None
 
 
 def test_giving_up_one_field_does_not_end_the_fight_over_another() -> None:
     """Only what is given up is forgotten."""
-    breaker = Breaker(TIMES)
-    fought(breaker, TIMES.threshold, taken(A), taken(B))
-    breaker.repaired(UID, [], given_up=[A], now_mono=0)
-    assert breaker.pause_s(UID, {B: "1"}, now_mono=0) == 2
-    contention = breaker.contention(UID, now_mono=0)
+    tracker = ContentionTracker(TIMES)
+    fought(tracker, TIMES.threshold, taken(A), taken(B))
+    tracker.record_repair(UID, [], given_up=[A], now_mono=0)
+    assert tracker.pause_s(UID, {B: "1"}, now_mono=0) == 2
+    contention = tracker.contention(UID, now_mono=0)
     assert contention is not None
     assert contention.fields == ("b",)
 
@@ -128,45 +128,45 @@ def test_giving_up_one_field_does_not_end_the_fight_over_another() -> None:
 @pytest.mark.parametrize("repairs", [3, 8, 20])
 def test_a_fight_is_forgotten_by_itself(repairs: int) -> None:
     """Once a repair has lasted for the memory, at least twice the last pause, the count starts anew."""
-    breaker = Breaker(TIMES)
-    last_mono = fought(breaker, repairs, taken())
-    memory_s = max(TIMES.window_s, 2 * breaker.pause_s(UID, {A: "1"}, now_mono=last_mono))
-    contention = breaker.contention(UID, now_mono=last_mono)
+    tracker = ContentionTracker(TIMES)
+    last_mono = fought(tracker, repairs, taken())
+    memory_s = max(TIMES.window_s, 2 * tracker.pause_s(UID, {A: "1"}, now_mono=last_mono))
+    contention = tracker.contention(UID, now_mono=last_mono)
     assert contention is not None
     assert contention.forgotten_in_s == pytest.approx(memory_s)
-    assert breaker.contention(UID, now_mono=last_mono + memory_s - 0.001) is not None
-    assert breaker.contention(UID, now_mono=last_mono + memory_s) is None
-    breaker.repaired(UID, [taken()], now_mono=last_mono + memory_s)
-    assert breaker.pause_s(UID, {A: "1"}, now_mono=last_mono + memory_s) == 0
+    assert tracker.contention(UID, now_mono=last_mono + memory_s - 0.001) is not None
+    assert tracker.contention(UID, now_mono=last_mono + memory_s) is None
+    tracker.record_repair(UID, [taken()], now_mono=last_mono + memory_s)
+    assert tracker.pause_s(UID, {A: "1"}, now_mono=last_mono + memory_s) == 0
 
 
 def test_repairs_far_apart_are_no_row() -> None:
     """A field that is taken once in a while is taken back at once for ever."""
-    breaker = Breaker(TIMES)
+    tracker = ContentionTracker(TIMES)
     for now_mono in range(0, 6000, 60):
-        assert breaker.pause_s(UID, {A: "1"}, now_mono=now_mono) == 0
-        breaker.repaired(UID, [taken()], now_mono=now_mono)
-    assert breaker.contention(UID, now_mono=5940) is None
+        assert tracker.pause_s(UID, {A: "1"}, now_mono=now_mono) == 0
+        tracker.record_repair(UID, [taken()], now_mono=now_mono)
+    assert tracker.contention(UID, now_mono=5940) is None
 
 
 def test_fights_of_the_past_are_not_kept() -> None:
     """Memory holds the objects that are fought over, not all that ever were."""
-    breaker = Breaker(TIMES)
+    tracker = ContentionTracker(TIMES)
     for number in range(10_000):
-        breaker.repaired(f"uid-{number}", [taken()], now_mono=number)
-    assert len(breaker._fights) <= 4 * TIMES.window_s
+        tracker.record_repair(f"uid-{number}", [taken()], now_mono=number)
+    assert len(tracker._fights) <= 4 * TIMES.window_s
 
 
 @given(st.lists(st.tuples(st.sets(st.sampled_from("abc"), min_size=1), st.floats(0, 5)), min_size=1, max_size=80))
 def test_a_tireless_rival_gets_ever_fewer_writes(takings: list[tuple[set[str], float]]) -> None:
     """Whatever a rival of three fields takes and when: writes stay below what the three fields' pauses add up to."""
-    breaker = Breaker(TIMES)
+    tracker = ContentionTracker(TIMES)
     now_mono, writes = 0.0, 0
     for names, gap_s in takings:
         now_mono += gap_s
         fields = [taken(("f:spec", f"f:{name}")) for name in sorted(names)]
-        if breaker.pause_s(UID, {each.path: each.wanted for each in fields}, now_mono=now_mono) == 0:
-            breaker.repaired(UID, fields, now_mono=now_mono)
+        if tracker.pause_s(UID, {each.path: each.wanted for each in fields}, now_mono=now_mono) == 0:
+            tracker.record_repair(UID, fields, now_mono=now_mono)
             writes += 1
     # In ``t`` seconds a field is good for the threshold and for as many doublings as fit into t.
     doublings = sum(2 * (2**k - 1) <= now_mono for k in range(1, 20))

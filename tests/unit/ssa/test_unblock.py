@@ -4,7 +4,7 @@ import pytest
 
 from operator_app.api.kinds import FIELD_MANAGER, Object
 from operator_app.ssa.fields import Difference, Drift, Path
-from operator_app.ssa.unblock import clearance, is_shadowed, without_shadows
+from operator_app.ssa.unblock import has_stale_managers, unblocking_patch, without_stale_managers
 
 PORT_80 = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 10080}
 PORT_81 = PORT_80 | {"port": 81}
@@ -19,7 +19,7 @@ def an_object(spec: Object, *entries: Object) -> Object:
 
 def taken(*path: str, desired: object = "wanted", live: object = None) -> Difference:
     """A field of ours that somebody took; an absent live value means that they removed it."""
-    return Difference(("f:spec", *path), Drift.TAKEN, desired, live)
+    return Difference(("f:spec", *path), Drift.NOT_OWNED, desired, live)
 
 
 def owner(manager: str, operation: str, *path: str, subresource: str = "") -> Object:
@@ -34,7 +34,7 @@ def owner(manager: str, operation: str, *path: str, subresource: str = "") -> Ob
 def test_an_item_with_our_name_under_another_key_gives_way() -> None:
     """A port that somebody renumbered is replaced by the declared one; a port of theirs stays."""
     live = an_object({"ports": [PORT_81, EXTRA], "type": "ClusterIP"})
-    patch = clearance(an_object({"ports": [PORT_80]}), live, [taken("f:ports", KEY_80, desired=PORT_80)])
+    patch = unblocking_patch(an_object({"ports": [PORT_80]}), live, [taken("f:ports", KEY_80, desired=PORT_80)])
     assert patch == {"spec": {"ports": [EXTRA, PORT_80]}}
 
 
@@ -42,13 +42,13 @@ def test_the_key_of_a_list_that_was_taken_whole_is_read_off_the_taker() -> None:
     """Where none of our items is left, the other manager's field set names the key fields."""
     live = an_object({"ports": [PORT_81]}, owner("editor", "Update", "f:spec", "f:ports", KEY_80.replace("80", "81")))
     difference = taken("f:ports", desired=[PORT_80], live=[PORT_81])
-    assert clearance(an_object({"ports": [PORT_80]}), live, [difference]) == {"spec": {"ports": [PORT_80]}}
+    assert unblocking_patch(an_object({"ports": [PORT_80]}), live, [difference]) == {"spec": {"ports": [PORT_80]}}
 
 
 def test_without_a_key_nothing_is_guessed() -> None:
     """A list whose key fields nobody spells out is left alone."""
     difference = taken("f:ports", desired=[PORT_80], live=[PORT_81])
-    assert clearance(an_object({"ports": [PORT_80]}), an_object({"ports": [PORT_81]}), [difference]) is None
+    assert unblocking_patch(an_object({"ports": [PORT_80]}), an_object({"ports": [PORT_81]}), [difference]) is None
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_without_a_key_nothing_is_guessed() -> None:
 )
 def test_another_member_of_a_choice_gives_way(desired: Object, live: Object, path: Path, patch: Object) -> None:
     """Beside a declared field that is absent, what is not declared may be what replaced it."""
-    assert clearance(an_object(desired), an_object(live), [taken(*path)]) == {"spec": patch}
+    assert unblocking_patch(an_object(desired), an_object(live), [taken(*path)]) == {"spec": patch}
 
 
 @pytest.mark.parametrize(
     "difference",
     [
         taken("f:replicas", desired=1, live=7),
-        Difference(("f:spec", "f:replicas"), Drift.OUTDATED, 1, 7),
+        Difference(("f:spec", "f:replicas"), Drift.DIFFERS, 1, 7),
         taken("f:ports", 'k:{"port":9090,"protocol":"TCP"}', "f:name", desired="extra"),
         taken("f:missing", "f:deeper"),
         taken('v:"x"'),
@@ -89,13 +89,13 @@ def test_where_nothing_stands_in_the_way_there_is_no_patch(difference: Differenc
     """A changed value, an own change and a missing field alone are the apply's business."""
     desired = an_object({"replicas": 1, "ports": [EXTRA]})
     live = an_object({"replicas": 7, "ports": [{"port": 9090, "protocol": "TCP"}], "foreign": "yes"})
-    assert clearance(desired, live, [difference]) is None
+    assert unblocking_patch(desired, live, [difference]) is None
 
 
 def test_the_live_object_is_not_changed() -> None:
     """The store's object is nobody's to write in."""
     live = an_object({"ports": [dict(PORT_81)]})
-    clearance(an_object({"ports": [PORT_80]}), live, [taken("f:ports", KEY_80, desired=PORT_80)])
+    unblocking_patch(an_object({"ports": [PORT_80]}), live, [taken("f:ports", KEY_80, desired=PORT_80)])
     assert live["spec"] == {"ports": [PORT_81]}
 
 
@@ -110,10 +110,10 @@ OTHERS = [
 @pytest.mark.parametrize("name", [FIELD_MANAGER, "before-first-apply"])
 def test_shadows_are_our_own_updates_and_the_api_servers_stand_in(name: str) -> None:
     """Everybody else's entry stays, and so do ours for the apply and for a subresource."""
-    assert not is_shadowed(an_object({}, *OTHERS))
+    assert not has_stale_managers(an_object({}, *OTHERS))
     live = an_object({}, owner(name, "Update", "f:spec", "f:ours"), *OTHERS)
-    assert is_shadowed(live)
-    assert without_shadows(live) == OTHERS
+    assert has_stale_managers(live)
+    assert without_stale_managers(live) == OTHERS
 
 
 def test_a_subresource_has_shadows_of_its_own() -> None:
@@ -122,9 +122,9 @@ def test_a_subresource_has_shadows_of_its_own() -> None:
     shadow = owner("before-first-apply", "Update", "f:status", "f:ours", subresource="status")
     beside = [ours, owner("before-first-apply", "Update", "f:spec", "f:ours"), owner("editor", "Update", "f:spec")]
     live = an_object({}, *beside, shadow)
-    assert not is_shadowed(live)
-    assert is_shadowed(live, subresource="status")
-    assert without_shadows(live, subresource="status") == beside
+    assert not has_stale_managers(live)
+    assert has_stale_managers(live, subresource="status")
+    assert without_stale_managers(live, subresource="status") == beside
 
 
 def test_a_shadow_keeps_what_is_not_ours() -> None:
@@ -140,7 +140,7 @@ def test_a_shadow_keeps_what_is_not_ours() -> None:
         {"manager": FIELD_MANAGER, "operation": "Apply", "apiVersion": "v1", "fieldsV1": ours},
         {"manager": "before-first-apply", "operation": "Update", "apiVersion": "v1", "fieldsV1": shadow},
     ]
-    kept = without_shadows(an_object({}, *entries))
+    kept = without_stale_managers(an_object({}, *entries))
     assert kept[0] == entries[0]
     assert kept[1]["fieldsV1"] == {"f:annotations": {".": {}, "f:theirs": {}}, "f:type": {}}
-    assert not is_shadowed(an_object({}, *kept))
+    assert not has_stale_managers(an_object({}, *kept))
