@@ -1,27 +1,26 @@
 """Making objects hold what we declare, by server-side apply and nothing else: *ownership replaces diffing*.
 
-Every object takes the same three steps, and each step can be repeated or interrupted anywhere:
+Every object takes two steps, and each can be repeated or interrupted anywhere:
 
-1. **Look.** The latest known version comes from the store; when the store knows none, the API server is asked, so that
-   no create rests on a cache alone.
-2. **Plan.** Pure: whose object is it, and which fields that we own differ from what we declare? An object that is not
-   ours is left alone. An object without differences needs no request. There is no record of "last applied" anywhere
-   but in the object's own ``managedFields``, so the plan is the same before and after a restart.
-3. **Carry out.** At most one apply for each object; where something foreign makes the API server refuse it, or our
-   fields were left with a second owner, a patch before or behind it (``obstacles``).
+1. **Plan.** The latest known version comes from the store, or from the API server where the store has none. Pure from
+   there on: who owns the object, and which fields that we own differ from what we declare? An object that is not ours
+   is left alone, and one without differences needs no request. The only record of what was applied last is the object's
+   own ``managedFields``, so the plan is the same before and after a restart.
+2. **Execute.** At most one apply for each object. A patch precedes it where something foreign makes the API server
+   refuse it (``ssa.unblock``), and follows it where a stale manager co-owns our fields (``ssa.comanagers``).
 
 Guarantees
 
-* *A stranger's object is never written.* A create carries a resourceVersion that no object can have: the API server
+* *A foreign object is never written.* A create carries a resourceVersion that no object can have: the API server
   creates when the name is free and answers 409 when it is not, atomically and even with ``force``. A repair carries the
   UID and the resourceVersion that were examined: 409 when that object has gone or moved on.
 * *Only what is ours is forced.* ``force`` is used for objects whose controller is this very EnvoyProxy, by UID.
 * *No hot loop.* An apply that the API server refuses, or after which the same differences remain, is counted, logged
-  once, and not sent again until the declaration or the object changes. What a rival keeps taking, a field or the whole
-  object, is taken back at once a few times and then ever more slowly (``tracker``).
-* *No write without a reason.* Each result says which fields were written and who had them (``changes``).
+  once, and not sent again until the declaration or the object changes. What another writer keeps taking, a field or the
+  whole object, is taken back at once a few times and then ever more slowly (``ssa.contention``).
+* *No write without a reason.* Each result says which fields were written and who had them (``ssa.changes``).
 
-What does not belong here: what the objects contain (``desired``), and when to try again (``workqueue``).
+What does not belong here: what the objects contain (``desired``), and when to try again (``controller.workqueue``).
 """
 
 from collections.abc import Callable, Mapping
@@ -35,11 +34,13 @@ from operator_app.api.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
 from operator_app.errors import ConflictError, InvalidError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
+from operator_app.kube.preconditions import identity, pinned_uid, pinned_version
 from operator_app.kube.store import Store
 from operator_app.ssa.changes import FieldChange, field_changes
+from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
 from operator_app.ssa.contention import Contention, ContentionTracker, ReclaimedField, as_text
 from operator_app.ssa.fields import Difference, Drift, Path, differences
-from operator_app.ssa.unblock import has_stale_managers, unblocking_patch, without_stale_managers
+from operator_app.ssa.unblock import unblocking_patch
 
 log = structlog.get_logger(__name__)
 
@@ -53,14 +54,14 @@ that).
 
 
 WHOLE_OBJECT: Final[Path] = ("",)
-"""Stands for all of an object that somebody has deleted, where otherwise there is the path of a field."""
+"""The path under which the deletion of a whole object is tracked, where otherwise there is the path of a field."""
 
 NAME_CONFLICT: Final = "NameConflict"
-"""The reason of a problem with an object that is somebody else's."""
+"""The reason of a problem with a foreign object under the name of ours."""
 
 CONTENDED: Final = "Contended"
-"""The reason of a problem with an object of ours that a rival keeps deleting, or in which one keeps taking fields while
-all others hold."""
+"""The reason of a problem with an object of ours that another writer keeps deleting, or in which it keeps taking fields
+while all other fields hold."""
 
 
 class Ownership(StrEnum):
@@ -95,22 +96,23 @@ class Action(StrEnum):
 class Problem:
     """Why an object does not hold what we declare. ``reason`` is CamelCase and fit for a condition.
 
-    ``needs_user_action`` means that waiting does not help: the declaration or the cluster has to change.
+    ``needs_user_action``: waiting does not help, the declaration or the cluster has to change. ``ends_with_event``:
+    what ends it is an event of a watched object, so coming back earlier is of no use.
     """
 
     reason: str
     message: str
     needs_user_action: bool = False
+    ends_with_event: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OwnershipCheck:
     """How to tell whose an object is, and what a repair must prove about the object that it repairs.
 
-    ``ownership`` looks at a live object; ``precondition`` gives the metadata that makes an apply fail on anything but
-    what was looked at. ``retry_precondition`` is that of a second try, which directly follows a live read.
-    ``was_reported``: a round has told how this declaration fares, so a create takes back what somebody has deleted
-    since.
+    ``ownership`` classifies a live object. ``precondition`` gives the metadata that makes an apply fail on anything but
+    the object that was examined; ``retry_precondition`` is that of a second try, which directly follows a live read.
+    ``was_reported``: the status already covers this generation, so a create restores what was deleted since.
     """
 
     ownership: Callable[[Object], Ownership]
@@ -121,7 +123,7 @@ class OwnershipCheck:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What has to be done for one object, decided without writing. ``live`` is what the decision rests on."""
+    """What has to be done for one object, decided without writing. ``live`` is the version that was examined."""
 
     kind: Kind
     desired: Object
@@ -140,8 +142,8 @@ class Plan:
 class Result:
     """What was done for one object.
 
-    ``live`` is its latest known version; no ``problem`` means: verified. ``changes`` say why it was written, or why it
-    should have been. ``requeue_after_s`` asks for another look without any event.
+    ``live`` is its latest known version; no ``problem`` means: every declared field was verified. ``changes`` are the
+    fields that were written, or should have been. ``requeue_after_s``: reconcile again after so many seconds.
     """
 
     kind: Kind
@@ -155,7 +157,7 @@ class Result:
 
 
 def child_check(proxy: Object, *, was_reported: bool = False) -> OwnershipCheck:
-    """The check of ``proxy`` on its children: a controller reference with *this* proxy's UID, and nothing less."""
+    """A child of ``proxy`` has a controller reference with *this* proxy's UID, and nothing less makes it one."""
     uid, name = proxy["metadata"]["uid"], proxy["metadata"]["name"]
 
     def ownership(live: Object) -> Ownership:
@@ -171,23 +173,9 @@ def child_check(proxy: Object, *, was_reported: bool = False) -> OwnershipCheck:
                     return Ownership.PREVIOUS_INCARNATION
         return Ownership.FOREIGN
 
-    # A Deployment's controller writes its status all the time: a second try that pinned the version, too, would lose
-    # to it again and again. The moment between the live read and the write is what it leaves open, to ourselves alone.
+    # The Deployment controller writes status all the time: a second try that pinned the version, too, would conflict
+    # with it again and again. What is left unprotected is the time between the live read and this write.
     return OwnershipCheck(ownership, pinned_version, pinned_uid, was_reported)
-
-
-def pinned_uid(live: Object) -> dict[str, str]:
-    """The metadata that makes an apply fail on any other object, whatever its name."""
-    return {"uid": live["metadata"]["uid"]}
-
-
-def pinned_version(live: Object) -> dict[str, str]:
-    """The metadata that makes an apply fail on anything but this very version of this very object.
-
-    So a repair that is sent late, by a process that was stopped in between, can't undo what came after: neither another
-    replica's work nor a newer declaration's.
-    """
-    return {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
 
 
 def plan(kind: Kind, desired: Object, live: Object | None, check: OwnershipCheck) -> Plan:
@@ -213,9 +201,9 @@ def plan(kind: Kind, desired: Object, live: Object | None, check: OwnershipCheck
 
 
 class Applier:
-    """Plans objects against the store and carries the plans out. One instance for the operator.
+    """Plans objects against the store and executes the plans. One instance for the operator.
 
-    ``on_write`` is told of every write with its outcome; ``UNCHANGED`` there means an avoidable write, and a bug.
+    ``on_write`` is called with every write and its outcome; ``UNCHANGED`` there means an avoidable write, and a bug.
     ``mono`` is a monotonic clock in seconds.
     """
 
@@ -236,10 +224,9 @@ class Applier:
         self._rejected: dict[tuple[Kind, Key], _RejectedApply] = {}
 
     async def plan(self, kind: Kind, desired: Object, check: OwnershipCheck, *, ask_server: bool = True) -> Plan:
-        """Steps 1 and 2 for one object. Writes nothing, and reads live only what the store does not know.
+        """Decide what one object needs. Writes nothing, and reads live only what the store does not know.
 
-        Without ``ask_server`` there is no read at all. That is for names that no stranger can want: the atomic create
-        is protection enough.
+        Without ``ask_server`` there is no read at all: the atomic create protects an object that is there after all.
         """
         live = self._store.get(kind, key_of(desired))
         if live is None and ask_server:
@@ -247,30 +234,30 @@ class Applier:
         return plan(kind, desired, live, check)
 
     async def execute(self, plan: Plan, check: OwnershipCheck) -> Result:
-        """Step 3: at most one successful apply.
+        """Carry out ``plan`` by at most one successful apply.
 
         A conflict means that the store was behind: the object is read and planned again, once. Raises
-        ``ConflictError`` when somebody is faster a second time, and the cluster's other errors as they come.
+        ``ConflictError`` when another writer is faster a second time, and the cluster's other errors as they come.
         """
         try:
-            return await self._act(plan, check)
+            return await self._execute(plan, check)
         except ConflictError:
-            afresh = await self._replan(plan, check)
-            return await self._act(afresh, replace(check, precondition=check.retry_precondition))
+            replanned = await self._replan(plan, check)
+            return await self._execute(replanned, replace(check, precondition=check.retry_precondition))
 
     async def _replan(self, outdated: Plan, check: OwnershipCheck) -> Plan:
         live = await self._cluster.get(outdated.kind, outdated.key)
-        # Of a stranger's object no watch would tell that it has gone, so the store must not know it.
+        # No watch delivers the deletion of a foreign object, so the store must not have it.
         if live is not None and check.ownership(live) is Ownership.OURS:
             self._store.learn(outdated.kind, live)
         return plan(outdated.kind, outdated.desired, live, check)
 
-    async def _act(self, plan: Plan, check: OwnershipCheck) -> Result:
+    async def _execute(self, plan: Plan, check: OwnershipCheck) -> Result:
         match plan:
             case Plan(action=Action.CREATE | Action.REPAIR):
                 return await self._write(plan, check)
             case Plan(action=Action.NOTHING, live=dict(live)):
-                # The object holds, so whatever was in vain before is history.
+                # The object holds, so what was rejected before does not matter any more.
                 self._rejected.pop((plan.kind, plan.key), None)
                 if has_stale_managers(live):
                     live = await self._remove_stale_managers(plan.kind, live)
@@ -282,7 +269,7 @@ class Applier:
         vain = self._rejected.get((plan.kind, plan.key))
         if vain is not None and vain.is_same(plan):
             return skipped(plan, vain.problem)
-        pause_s = self._contention.pause_s(_subject(plan), _taken_back(plan, check), now_mono=self._mono())
+        pause_s = self._contention.pause_s(_subject(plan), _restored(plan, check), now_mono=self._mono())
         if pause_s > 0:
             return self._paused(plan, pause_s)
         try:
@@ -295,13 +282,13 @@ class Applier:
             return skipped(plan, problem)
 
     def reset_rejected(self) -> None:
-        """Try again what was refused or not held: its cause may lie outside of anything that is watched."""
+        """Allow applies again that were refused or not held: the cause may lie outside of anything that is watched."""
         self._rejected.clear()
 
     async def delete(self, kind: Kind, live: Object, *, at_this_version: bool = False) -> bool:
-        """Delete exactly the object that was looked at. Returns whether it was there.
+        """Delete exactly the object that was examined. Returns whether it was there.
 
-        With ``at_this_version`` only as it was looked at: ``ConflictError`` when somebody has written to it since.
+        With ``at_this_version`` only this version: ``ConflictError`` when it was written to since.
         """
         version = live["metadata"]["resourceVersion"] if at_this_version else None
         was_there = await self._cluster.delete(
@@ -310,17 +297,17 @@ class Applier:
         if was_there:
             self._on_write(kind, Outcome.DELETED)
         else:
-            # The watch has not told of it; without this the next round would try again, and the one after it.
+            # The watch has not delivered its deletion; without this the next reconcile would try again.
             self._store.apply_delta(Deleted(kind, live))
         return was_there
 
     def _paused(self, plan: Plan, pause_s: float) -> Result:
         contention = self._contention.contention(_subject(plan), now_mono=self._mono())
-        result = skipped(plan, Problem(CONTENDED, _contended(plan, contention)))
+        result = skipped(plan, Problem(CONTENDED, _contended(plan, contention), ends_with_event=True))
         return replace(result, contention=contention, requeue_after_s=pause_s)
 
     def _with_contention(self, plan: Plan, result: Result) -> Result:
-        """The result with the fights over its object, and another look when the first of them is forgotten."""
+        """The result with the contention over its object, to be looked at again when the first of it is forgotten."""
         contention = self._contention.contention(_subject(plan), now_mono=self._mono())
         return replace(result, contention=contention, requeue_after_s=contention.forgotten_in_s if contention else None)
 
@@ -331,16 +318,16 @@ class Applier:
             await self._undo_merge(plan.kind, applied.object)
         result = self._verified(plan, applied.object, Outcome.CREATED)
         taken = [
-            ReclaimedField(path, "the whole object", wanted, ()) for path, wanted in _taken_back(plan, check).items()
+            ReclaimedField(path, "the whole object", wanted, ()) for path, wanted in _restored(plan, check).items()
         ]
         self._contention.record_repair(_subject(plan), taken, now_mono=self._mono())
         return self._with_contention(plan, result)
 
     async def _undo_merge(self, kind: Kind, merged: Object) -> None:
-        """Leave an object that was there after all exactly as it was.
+        """Release what a create has merged into an object that was there after all.
 
-        The create-only precondition makes this impossible; a server that did not honour it must still not cost a
-        stranger anything. Applying an empty configuration releases what we set and nothing else.
+        The create-only precondition makes this impossible; a server that did not honour it must still not change a
+        foreign object. Applying an empty configuration releases what we set and nothing else.
         """
         body = {"apiVersion": merged["apiVersion"], "kind": merged["kind"], "metadata": identity(merged)}
         await self._cluster.apply(kind, body, force=False)
@@ -379,30 +366,24 @@ class Applier:
         return await self._patch(plan.kind, live, patch)
 
     async def _remove_stale_managers(self, kind: Kind, live: Object) -> Object:
-        """Be the only owner of our fields again, so that giving one up removes it.
+        """Become the only owner of our fields again, so that a field which we release is removed.
 
-        The declaration holds either way, so whoever is faster costs nothing: the event of that write brings the next
-        round, and the repair before this one is told all the same.
+        The declaration holds either way, so a conflict costs nothing: the event of the other write triggers the next
+        reconcile, and the repair before this patch is reported all the same.
         """
         try:
-            return await self._patch(kind, live, {"metadata": {"managedFields": without_stale_managers(live)}})
+            return await self._patch(kind, live, patch_of_stale_managers(live))
         except ConflictError:
             return live
 
     async def _patch(self, kind: Kind, live: Object, patch: Object) -> Object:
-        """Merge ``patch`` into exactly the version that was looked at: nobody else's change is overwritten."""
-        pinned = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
-        patch = patch | {"metadata": patch.get("metadata", {}) | pinned}
-        stored = await self._cluster.merge_patch(kind, key_of(live), patch)
-        self._on_write(kind, Outcome.CONFIGURED)
-        self._store.learn(kind, stored)
-        return stored
+        return await merge_at_version(self._cluster, self._store, kind, live, patch, on_write=self._on_write)
 
     def _verified(self, plan: Plan, stored: Object, outcome: Outcome) -> Result:
-        """Hold the server's answer against the declaration; "exists" is not "done"."""
+        """Compare the server's answer with the declaration; "exists" is not "done"."""
         self._on_write(plan.kind, outcome)
         self._store.learn(plan.kind, stored)
-        why = field_changes(plan.kind, plan.differences, plan.live)
+        why = field_changes(plan.differences, plan.live)
         left = differences(plan.desired, stored)
         if not left:
             self._rejected.pop((plan.kind, plan.key), None)
@@ -413,14 +394,14 @@ class Applier:
             "noncanonical",
             kind=plan.kind.kind,
             key=str(plan.key),
-            changes=[each.as_dict() for each in field_changes(plan.kind, left, stored)],
+            changes=[each.as_dict() for each in field_changes(left, stored)],
         )
         return Result(plan.kind, plan.key, outcome, stored, why, problem)
 
 
 @dataclass(frozen=True, slots=True)
 class _RejectedApply:
-    """A write that is known to be in vain: what was wanted, of which object, and what came of it."""
+    """An apply that is known to have no effect: what was declared, on which object, and what the server made of it."""
 
     desired: Object
     live: Object | None
@@ -435,19 +416,19 @@ class _RejectedApply:
 
 
 def skipped(plan: Plan, problem: Problem) -> Result:
-    """The result of a plan that is not carried out because of ``problem``."""
-    why = field_changes(plan.kind, plan.differences, plan.live)
+    """The result of a plan that is not executed because of ``problem``."""
+    why = field_changes(plan.differences, plan.live)
     return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, why, problem)
 
 
 def _subject(plan: Plan) -> str:
-    """What the tracker knows an object by: its name in this life of its owner, so that a re-created one is the same."""
+    """What contention is tracked by: kind, name and the owner's UID, so that a re-created object is the same."""
     owners = plan.desired["metadata"].get("ownerReferences", ())
     return " ".join((plan.kind.kind, str(plan.key), *(each["uid"] for each in owners)))
 
 
-def _taken_back(plan: Plan, check: OwnershipCheck) -> dict[Path, str]:
-    """What a write of ``plan`` restores, by path, as text."""
+def _restored(plan: Plan, check: OwnershipCheck) -> dict[Path, str]:
+    """What executing ``plan`` restores: the declared value as text, by path."""
     if plan.live is None:
         return {WHOLE_OBJECT: ""} if check.was_reported else {}
     return {each.path: as_text(each.desired) for each in plan.differences}
@@ -457,12 +438,6 @@ def _uid(obj: Object | None) -> str | None:
     return None if obj is None else obj["metadata"]["uid"]
 
 
-def identity(obj: Object) -> Object:
-    """The metadata that names exactly this object, and no field of it."""
-    metadata = obj["metadata"]
-    return {name: metadata[name] for name in ("name", "namespace", "uid") if name in metadata}
-
-
 def _with_metadata(obj: Object, extra: Mapping[str, str]) -> Object:
     return obj | {"metadata": obj["metadata"] | extra}
 
@@ -470,15 +445,35 @@ def _with_metadata(obj: Object, extra: Mapping[str, str]) -> Object:
 def _not_held(left: tuple[Difference, ...]) -> Problem:
     fields = ", ".join(str(each) for each in left)
     message = f"the API server stores something else than was applied for {fields}; look for an admission webhook"
-    return Problem("FieldsNotHeld", message, needs_user_action=True)
+    return Problem("FieldsNotHeld", message, needs_user_action=True, ends_with_event=True)
 
 
 def _refused(error: InvalidError) -> Problem:
     fields = ", ".join(cause.field for cause in error.causes) or "the object"
-    return Problem(
-        error.reason, f"{error.kind} {error.key}: {fields} was refused: {error.message}", needs_user_action=True
-    )
+    message = f"{error.kind} {error.key}: {fields} was refused: {error.message}"
+    return Problem(error.reason, message, needs_user_action=True, ends_with_event=error.reason == "Invalid")
 
 
 def _contended(plan: Plan, contention: Contention | None) -> str:
     return f"{plan.kind} {plan.key}: {contention}; make one of the two writers give it up"
+
+
+async def merge_at_version(
+    cluster: Cluster,
+    store: Store,
+    kind: Kind,
+    live: Object,
+    patch: Object,
+    *,
+    on_write: Callable[[Kind, Outcome], None],
+) -> Object:
+    """Merge ``patch`` into exactly the version that was examined, and return what is stored then.
+
+    Raises ``ConflictError`` when ``live`` is not the stored version any more: no change of another writer is
+    overwritten.
+    """
+    pinned = patch | {"metadata": patch.get("metadata", {}) | pinned_version(live)}
+    stored = await cluster.merge_patch(kind, key_of(live), pinned)
+    on_write(kind, Outcome.CONFIGURED)
+    store.learn(kind, stored)
+    return stored

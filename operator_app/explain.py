@@ -1,20 +1,20 @@
-"""What the operator sees in one proxy: for each child and field the owner, the declared and the live value.
+"""What the operator sees of one proxy: for each child and field the owner, the declared and the live value.
 
-It takes the same looks and makes the same plans as a round, from live reads, and writes nothing.
+The plans are those of a reconcile, made from live reads; nothing is written.
 """
 
 from collections.abc import Iterator
 
-from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object, Value, key_of
+from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object, key_of
 from operator_app.api.models import parse_spec
 from operator_app.apply import Action, Plan, child_check, plan
 from operator_app.desired import children
 from operator_app.errors import NotFoundError
 from operator_app.kube.client import Cluster
-from operator_app.ssa.changes import as_json, shown
+from operator_app.ssa.changes import as_text, shown
 from operator_app.ssa.fields import Difference, Drift, dotted, owned_values, owners_of
 
-_VERDICTS = {
+_ACTIONS = {
     Action.NOTHING: "holds; nothing to write",
     Action.CREATE: "does not exist; the next round creates it",
     Action.REPAIR: "differs; the next round writes the fields marked with !",
@@ -55,8 +55,8 @@ def _heading(proxy: Object, *, is_paused: bool) -> Iterator[str]:
 
 
 def _child(planned: Plan) -> Iterator[str]:
-    verdict = planned.problem.message if planned.problem else _VERDICTS[planned.action]
-    yield f"{planned.kind} {planned.key}: {verdict}"
+    action = planned.problem.message if planned.problem else _ACTIONS[planned.action]
+    yield f"{planned.kind} {planned.key}: {action}"
     if planned.live is None or planned.action not in (Action.NOTHING, Action.REPAIR):
         return
     differing = {each.path for each in planned.differences}
@@ -64,19 +64,15 @@ def _child(planned: Plan) -> Iterator[str]:
         if path not in differing:
             others = owners_of(path, planned.live)
             owners = ", ".join((FIELD_MANAGER, *others))
-            yield f"    {dotted(path)}  owner {owners}  = {_text(shown(planned.kind, path, value))}"
+            yield f"    {dotted(path)}  owner {owners}  = {as_text(shown(path, value))}"
     for each in planned.differences:
-        yield f"  ! {_difference(planned, planned.live, each)}"
+        yield f"  ! {_difference(planned.live, each)}"
 
 
-def _difference(planned: Plan, live: Object, difference: Difference) -> str:
+def _difference(live: Object, difference: Difference) -> str:
     others = owners_of(difference.path, live)
     owners = others if difference.drift is Drift.NOT_OWNED else (FIELD_MANAGER, *others)
-    desired = _text(shown(planned.kind, difference.path, difference.desired))
-    found = _text(shown(planned.kind, difference.path, difference.live))
+    desired = as_text(shown(difference.path, difference.desired))
+    found = as_text(shown(difference.path, difference.live))
     owner = ", ".join(owners) or "nobody"
     return f"{difference}  owner {owner}  desired {desired}  live {found}  ({difference.drift.value})"
-
-
-def _text(value: Value) -> str:
-    return "nothing" if value is None else as_json(value)

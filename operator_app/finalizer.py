@@ -3,29 +3,30 @@
 Guarantees
 
 * Entries of others are never touched: the finalizers are a set in which every member has its own owner.
-* A stale round resurrects nothing. An apply that names a UID is refused (409) when that object has gone, where an apply
-  without one would create it anew.
-* Where our entry already stands as wanted there is no request.
+* A stale reconcile re-creates nothing. An apply that names a UID is refused (409) when that object is gone, where an
+  apply without one would create it anew.
+* Where our entry is already as declared there is no request.
 """
 
 from collections.abc import Callable
 from typing import Final
 
-from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Kind, Object, key_of
-from operator_app.apply import Outcome, identity
+from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Kind, Object
+from operator_app.apply import Outcome, merge_at_version
 from operator_app.errors import ConflictError, InvalidError, NotFoundError
 from operator_app.kube.client import Cluster
+from operator_app.kube.preconditions import identity
 from operator_app.kube.store import Store
 from operator_app.ssa.fields import fields_of
 
 _TOO_LATE: Final = frozenset({"metadata.uid", "metadata.finalizers"})
-"""The fields that a refusal names when the object is another one by now, or is being deleted."""
+"""The fields that a refusal names when another object has the name now, or the object is being deleted."""
 
 _MEMBER: Final = f'v:"{FINALIZER}"'
 
 
 class Finalizer:
-    """Holds and releases EnvoyProxies. ``on_write`` is told of every write."""
+    """Adds and removes our finalizer. ``on_write`` is called with every write."""
 
     def __init__(self, cluster: Cluster, store: Store, *, on_write: Callable[[Kind, Outcome], None]) -> None:
         self._cluster = cluster
@@ -35,7 +36,7 @@ class Finalizer:
     async def add(self, proxy: Object) -> Object:
         """Put our entry on ``proxy`` and return the stored proxy.
 
-        Raises ``ConflictError`` when the proxy has gone or its deletion has begun: re-read and decide anew. Raises
+        Raises ``ConflictError`` when the proxy is gone or its deletion has begun: read it again and decide anew. Raises
         ``InvalidError`` or ``ForbiddenError`` when a policy of the cluster refuses it.
         """
         if has_finalizer(proxy):
@@ -45,7 +46,8 @@ class Finalizer:
     async def remove(self, proxy: Object) -> None:
         """Take our entry off ``proxy``; a proxy that has gone already is fine.
 
-        Raises ``ConflictError`` when the proxy changed hands or version meanwhile: re-read and decide anew.
+        Raises ``ConflictError`` when another proxy has the name or it was written to since: read it again and decide
+        anew.
         """
         try:
             if _MEMBER in fields_of(proxy).get("f:metadata", {}).get("f:finalizers", {}):
@@ -61,23 +63,22 @@ class Finalizer:
         try:
             applied = await self._cluster.apply(ENVOY_PROXY, body, force=True)
         except InvalidError as error:
-            # Both say 422: another life has the name (metadata.uid is immutable), and a new finalizer on an object that
-            # is being deleted. Any other refusal is a policy's, and stays one.
+            # 422 for metadata.uid: another incarnation has the name; for metadata.finalizers: the object is being
+            # deleted. Any other refusal is a policy's, and stays one.
             if not any(cause.field in _TOO_LATE for cause in error.causes):
                 raise
             raise ConflictError(error.message, kind=error.kind, key=error.key) from error
         return self._learned(applied.object)
 
     async def _remove_shared(self, proxy: Object) -> None:
-        """Remove an entry that is not (only) ours to release.
+        """Remove an entry that other managers own, too.
 
-        A manifest that was exported and applied again makes its author a co-owner of our entry, and an apply can only
-        give up our own share. The patch is pinned to the version that was read, so it can't drop anybody else's entry.
+        A manifest that was exported and applied again makes its author a co-owner of our entry, and an apply releases
+        only our own share. The patch is pinned to the version that was read, so it can't drop anybody else's entry.
         """
         others = [entry for entry in proxy["metadata"]["finalizers"] if entry != FINALIZER]
-        pinned = {"uid": proxy["metadata"]["uid"], "resourceVersion": proxy["metadata"]["resourceVersion"]}
-        patch = {"metadata": pinned | {"finalizers": others or None}}
-        self._learned(await self._cluster.merge_patch(ENVOY_PROXY, key_of(proxy), patch))
+        patch = {"metadata": {"finalizers": others or None}}
+        await merge_at_version(self._cluster, self._store, ENVOY_PROXY, proxy, patch, on_write=self._on_write)
 
     def _learned(self, stored: Object) -> Object:
         self._on_write(ENVOY_PROXY, Outcome.CONFIGURED)

@@ -1,11 +1,11 @@
-"""One round for one EnvoyProxy, from what is known to what is declared.
+"""One reconcile of one EnvoyProxy: from what is known to what is declared.
 
-A round reads like the promise: look at everything, hold the proxy for clean removal, bring every child to its
-declaration, tell the registry, tell the truth. Each step may be repeated, and a crash behind any single write leaves
-what the next round completes: names are derived, creates are atomic, the finalizer precedes the first outside write,
-and no step depends on memory of an earlier one.
+The steps, in order: parse the spec, add the finalizer, apply every child, prune children that are not declared any
+more, register the proxy outside, write the status. Each step may be repeated, and a crash behind any single write
+leaves what the next reconcile completes: names are derived, creates are atomic, the finalizer precedes the first
+outside write, and no step depends on memory of an earlier one.
 
-A round never waits and never retries; it returns how it ended, and the workqueue decides when to try again.
+A reconcile never waits and never retries; its result says how it ended, and the workqueue decides when to try again.
 """
 
 import contextlib
@@ -40,7 +40,6 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
-from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN
 from operator_app.registration.registrar import Registrar
 from operator_app.registration.registry import Port, Record, Registration
 from operator_app.results import ReconcileResult
@@ -57,42 +56,28 @@ from operator_app.status import (
 log = structlog.get_logger(__name__)
 
 PERSISTENT_AFTER: Final = 3
-"""From this many failed rounds on, a transient error is part of the truth and goes into the status."""
+"""After so many failed reconciles in a row, a transient error is told in the status."""
 
-_NOT_WHILE_PAUSED: Final = Problem("Paused", "spec.paused is set; the record waits")
+_NO_ADDRESS: Final = Problem("NoAddress", "the Service has no address to register yet", ends_with_event=True)
+_NOT_WHILE_PAUSED: Final = Problem("Paused", "spec.paused is set; the record waits", ends_with_event=True)
 
 ORPHANED_RECORDS_RETRY_S: Final = 60.0
-"""A proxy that lives comes back after this to remove what is left of a former life of its name."""
+"""Seconds until an existing proxy tries again to remove the records of a previous incarnation of its name."""
 
-_FOUNDATIONS: Final = {DEPLOYMENT: CONFIG_MAP}
-"""Which child stands on which other one: a Deployment must not mount a ConfigMap that is a stranger's, or of another
+_PREREQUISITES: Final = {DEPLOYMENT: CONFIG_MAP}
+"""Which child waits for which other one: a Deployment must not mount a foreign ConfigMap, nor one of another
 configuration than it declares."""
-
-_SEEN_BY_WATCH: Final = frozenset(
-    {
-        "Paused",
-        "FieldsNotHeld",
-        "Invalid",
-        "NoAddress",
-        "ConfigMapNotReady",
-        "RegistryUnknown",
-        HOSTNAME_ORPHANED,
-        HOSTNAME_TAKEN,
-        CONTENDED,
-    }
-)
-"""Problems that end with an event that the operator watches for, so that coming back earlier is of no use."""
 
 
 class Reconciler:
-    """Runs rounds. One instance for the operator; rounds of different proxies may run at the same time.
+    """Reconciles proxies. One instance for the operator; different proxies may be reconciled at the same time.
 
-    ``report`` is told what became of every child, ``record_event`` of what is worth an Event. A proxy whose deletion
-    began ``abandon_after_s`` seconds ago is let go although its record could not be removed; ``None``: never. ``now``
-    gives aware UTC.
+    ``report`` is called with the result of every child, ``record_event`` with what becomes an Event. A proxy whose
+    deletion began ``abandon_after_s`` seconds ago loses its finalizer although its record could not be removed;
+    ``None``: never. ``now`` gives aware UTC.
     """
 
-    def __init__(  # noqa: PLR0913 - one for each room that a round goes through
+    def __init__(  # noqa: PLR0913 - one for each step of a reconcile
         self,
         cluster: Cluster,
         store: Store,
@@ -122,10 +107,10 @@ class Reconciler:
         )
 
     async def reconcile(self, key: Key, *, failures: int = 0, is_resync: bool = False) -> ReconcileResult:
-        """Bring one proxy closer to its declaration. ``failures`` counts the failed rounds directly before this one.
+        """Bring one proxy to its declaration. ``failures`` counts the failed reconciles directly before this one.
 
-        With ``is_resync`` it looks at the outside too, where otherwise nothing would ask for a look. Raises nothing of
-        ``operator_app.errors``: whatever went wrong is in the verdict.
+        With ``is_resync`` the outside record is read too, although nothing has changed. Raises nothing of
+        ``operator_app.errors``: whatever went wrong is in the result.
         """
         proxy = self._store.get(ENVOY_PROXY, key)
         if proxy is None:
@@ -133,22 +118,22 @@ class Reconciler:
             return ReconcileResult(failure=await self._remove_orphaned_records(key, None))
         try:
             if "deletionTimestamp" in proxy["metadata"]:
-                verdict = await self._cleanup.clean_up(proxy)
+                result = await self._cleanup.clean_up(proxy)
             else:
-                verdict = await self._converge(proxy, failures, is_resync=is_resync)
+                result = await self._converge(proxy, failures, is_resync=is_resync)
         except ConflictError as error:
-            # Somebody was faster than our watch; the next round starts from what is there now.
+            # Another writer was faster than our watch; the next reconcile starts from what is stored now.
             await self._refresh(key)
-            verdict = ReconcileResult(failure=error)
+            result = ReconcileResult(failure=error)
         except OperatorError as error:
-            verdict = ReconcileResult(failure=error)
-        left = await self._remove_orphaned_records(key, proxy)
-        return verdict if left is None else _coming_back(verdict, left)
+            result = ReconcileResult(failure=error)
+        remaining = await self._remove_orphaned_records(key, proxy)
+        return result if remaining is None else _requeued(result, remaining)
 
     async def _remove_orphaned_records(self, key: Key, proxy: Object | None) -> OperatorError | None:
-        """Behind everything else, since a registry that is slow to forget the dead must not hold up the living.
+        """Runs last, so a slow registry can't delay existing proxies.
 
-        A hostname that a former life still has is free for the round after this one.
+        A hostname that a previous incarnation still has is free for the next reconcile.
         """
         try:
             return await self._cleanup.remove_orphaned_records(key, proxy)
@@ -165,16 +150,16 @@ class Reconciler:
             return await self._refuse(proxy, Problem(error.reason, error.message, needs_user_action=True))
         if not spec.paused:
             try:
-                held = await self._finalizer.add(proxy)
+                finalized = await self._finalizer.add(proxy)
             except TerminalError as error:
-                told = await self._refuse(proxy, Problem(error.reason, str(error), needs_user_action=True))
-                return replace(told, failure=error)
-            if held["metadata"]["generation"] != proxy["metadata"]["generation"]:
-                # The answer shows an edit of which no watch has told: all that follows must be about that one.
-                return await self._converge(held, failures, is_resync=is_resync)
-            proxy = held
+                refused = await self._refuse(proxy, Problem(error.reason, str(error), needs_user_action=True))
+                return replace(refused, failure=error)
+            if finalized["metadata"]["generation"] != proxy["metadata"]["generation"]:
+                # The answer has an edit that no watch has delivered yet: what follows must be about that generation.
+                return await self._converge(finalized, failures, is_resync=is_resync)
+            proxy = finalized
         check = child_check(proxy, was_reported=observed_current_generation(proxy))
-        results, trouble = await self._apply_children(proxy, desired, check, is_paused=spec.paused)
+        results, transient = await self._apply_children(proxy, desired, check, is_paused=spec.paused)
         if not spec.paused:
             await self._prune(proxy, desired)
         try:
@@ -182,41 +167,42 @@ class Reconciler:
         except TransientError as error:
             if isinstance(error, ConflictError):
                 raise
-            trouble = trouble or error
+            transient = transient or error
             registration = _unregistered(Problem("Retrying", str(error)))
-        if trouble is not None and failures < PERSISTENT_AFTER:
-            # One lost connection is no news about the proxy.
-            return ReconcileResult(failure=trouble)
-        address = _address(proxy, _service(results).live)
-        told = await self._write_status(Observation(proxy, results, registration.problem, address=address))
-        wishes = [told.requeue_after_s, registration.requeue_after_s, *(each.requeue_after_s for each in results)]
-        requeue_after_s = min((each for each in wishes if each is not None), default=None)
-        return ReconcileResult(requeue_after_s, trouble or _waiting(results, registration))
+        if transient is not None and failures < PERSISTENT_AFTER:
+            # One lost connection says nothing about the proxy.
+            return ReconcileResult(failure=transient)
+        address = _address(proxy, results[SERVICE].live)
+        written = await self._write_status(Observation(proxy, results, registration.problem, address=address))
+        children_s = (each.requeue_after_s for each in results.values())
+        times_s = [written.requeue_after_s, registration.requeue_after_s, *children_s]
+        requeue_after_s = min((each for each in times_s if each is not None), default=None)
+        return ReconcileResult(requeue_after_s, transient or _unfinished(results, registration))
 
     async def _apply_children(
         self, proxy: Object, desired: Mapping[Kind, Object], check: OwnershipCheck, *, is_paused: bool
-    ) -> tuple[tuple[Result, ...], TransientError | None]:
-        """All children at the same time, but what stands on another one behind it.
+    ) -> tuple[Mapping[Kind, Result], TransientError | None]:
+        """Apply all children at the same time, each after its prerequisite.
 
-        What fails for one does not keep the others from being repaired. The results come in the order of ``desired``.
+        A child that fails does not keep the others from being repaired. The results are in the order of ``desired``.
         """
         results: dict[Kind, Result] = {}
-        troubles: list[TransientError] = []
+        transients: list[TransientError] = []
         is_over = {kind: anyio.Event() for kind in desired}
 
         async def apply_child(kind: Kind, child: Object) -> None:
             try:
                 plan = await self._applier.plan(kind, child, check)
-                foundation = _FOUNDATIONS.get(kind)
-                if foundation is not None:
-                    await is_over[foundation].wait()
-                obstacle = _paused(plan) if is_paused else _missing_foundation(kind, results)
+                prerequisite = _PREREQUISITES.get(kind)
+                if prerequisite is not None:
+                    await is_over[prerequisite].wait()
+                obstacle = _paused(plan) if is_paused else _missing_prerequisite(kind, results)
                 if obstacle is None:
                     result = await self._applier.execute(plan, check)
                 else:
                     result = skipped(plan, obstacle)
             except TransientError as error:
-                troubles.append(error)
+                transients.append(error)
                 result = self._failed(kind, proxy, Problem("Retrying", str(error)))
             except TerminalError as error:
                 result = self._failed(kind, proxy, Problem(error.reason, str(error), needs_user_action=True))
@@ -227,37 +213,37 @@ class Reconciler:
         async with anyio.create_task_group() as steps:
             for kind, child in desired.items():
                 steps.start_soon(apply_child, kind, child)
-        # Where several children met trouble, the one that asked for the most time decides when to come back.
-        trouble = max(troubles, key=lambda each: each.retry_after_s or 0.0, default=None)
-        return tuple(results[kind] for kind in desired), trouble
+        # Of several transient errors, the one with the longest Retry-After decides when to try again.
+        transient = max(transients, key=lambda each: each.retry_after_s or 0.0, default=None)
+        return {kind: results[kind] for kind in desired}, transient
 
     def _failed(self, kind: Kind, proxy: Object, problem: Problem) -> Result:
-        """A child that could not be written is still what it was: it goes on serving and being counted."""
+        """The result of a child that could not be written: its last known version goes on serving and being counted."""
         key = child_key(key_of(proxy))
         return Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=problem)
 
     async def _register(
-        self, proxy: Object, spec: EnvoyProxySpec, results: tuple[Result, ...], *, is_resync: bool
+        self, proxy: Object, spec: EnvoyProxySpec, results: Mapping[Kind, Result], *, is_resync: bool
     ) -> Registration:
-        """Make the proxy known, once there is a Service to tell of. Raises what passes by itself.
+        """Register the proxy outside, once its Service has an address. Raises transient errors.
 
-        While the Service is not as declared, what the outside has been told of it stands, and is looked at.
+        While the Service is not as declared, the outside record stays as it is and is only compared.
         """
-        service = _service(results)
+        service = results[SERVICE]
         address = _address(proxy, service.live)
         if address is None:
-            return _unregistered(Problem("NoAddress", "the Service has no address to register yet"))
-        metadata, wish = proxy["metadata"], spec.registration
+            return _unregistered(_NO_ADDRESS)
+        metadata, declared = proxy["metadata"], spec.registration
         record = Record(
             uid=metadata["uid"],
             generation=metadata["generation"],
             proxy=key_of(proxy),
-            hostname=wish.hostname if wish else None,
+            hostname=declared.hostname if declared else None,
             address=address,
             ports=tuple(Port(each.name, each.port, each.protocol) for each in spec.listeners),
-            ttl_s=wish.ttl if wish else None,
+            ttl_s=declared.ttl if declared else None,
         )
-        registry = wish.registry if wish else None
+        registry = declared.registry if declared else None
         try:
             hindrance = _NOT_WHILE_PAUSED if spec.paused else service.problem if _is_broken(service) else None
             if hindrance is not None:
@@ -267,10 +253,10 @@ class Reconciler:
         except TerminalError as error:
             return _unregistered(Problem(error.reason, str(error), needs_user_action=True))
         if registration.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
-            self._tell_registered(proxy, record, registration)
+            self._report_registered(proxy, record, registration)
         return registration
 
-    def _tell_registered(self, proxy: Object, record: Record, registration: Registration) -> None:
+    def _report_registered(self, proxy: Object, record: Record, registration: Registration) -> None:
         log.info("record", proxy=str(record.proxy), generation=record.generation, outcome=registration.outcome.value)
         known = condition_of(proxy, REGISTERED)
         if registration.problem is not None or known is None:
@@ -280,11 +266,12 @@ class Reconciler:
             self._record_event(Occurrence(proxy, "Normal", "DriftRepaired", "Repair", "record", note))
 
     async def _refuse(self, proxy: Object, refusal: Problem) -> ReconcileResult:
-        """Say why a declaration can't be acted on; nothing else is written, and what runs goes on running."""
+        """Write why a declaration can't be acted on into the status, and nothing else; children stay as they are."""
         key = child_key(key_of(proxy))
-        children = tuple(
-            Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=refusal) for kind in CHILD_KINDS
-        )
+        children = {
+            kind: Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=refusal)
+            for kind in CHILD_KINDS
+        }
         return await self._write_status(
             Observation(proxy, children, refusal=refusal, address=_address(proxy, self._store.get(SERVICE, key)))
         )
@@ -310,8 +297,8 @@ class Reconciler:
                     if live is not None and live["metadata"]["uid"] == known["metadata"]["uid"]:
                         self._store.learn(kind, live)
                     else:
-                        # That life is over, though the watch has not said so. What has its name now may be a
-                        # stranger's, and no watch would tell that it has gone again: it is not learnt.
+                        # This incarnation is gone, though no watch has delivered it. What has its name now may be
+                        # foreign, and no watch would deliver its deletion: the store does not learn it.
                         self._store.apply_delta(Deleted(kind, known))
 
 
@@ -320,15 +307,18 @@ def _paused(plan: Plan) -> Problem | None:
     if plan.action not in (Action.CREATE, Action.REPAIR):
         return plan.problem
     fields = ", ".join(str(each) for each in plan.differences) or "all of it"
-    return Problem("Paused", f"spec.paused is set; {plan.kind} {plan.key} waits to be written: {fields}")
+    message = f"spec.paused is set; {plan.kind} {plan.key} waits to be written: {fields}"
+    return Problem("Paused", message, ends_with_event=True)
 
 
-def _missing_foundation(kind: Kind, results: Mapping[Kind, Result]) -> Problem | None:
+def _missing_prerequisite(kind: Kind, results: Mapping[Kind, Result]) -> Problem | None:
     """What keeps a child from being written although nothing is wrong with it."""
-    foundation = results[_FOUNDATIONS[kind]] if kind in _FOUNDATIONS else None
-    if foundation is None or not _is_broken(foundation):
+    prerequisite = results[_PREREQUISITES[kind]] if kind in _PREREQUISITES else None
+    if prerequisite is None or not _is_broken(prerequisite):
         return None
-    return Problem("ConfigMapNotReady", f"the {kind} waits for {foundation.kind} {foundation.key}")
+    return Problem(
+        "ConfigMapNotReady", f"the {kind} waits for {prerequisite.kind} {prerequisite.key}", ends_with_event=True
+    )
 
 
 def _is_broken(result: Result) -> bool:
@@ -342,23 +332,19 @@ def _unregistered(problem: Problem) -> Registration:
     return Registration(Outcome.SKIPPED, problem)
 
 
-def _waiting(results: tuple[Result, ...], registration: Registration) -> Problem | None:
-    """The first problem that time or somebody else may solve without an event that we would see."""
+def _unfinished(results: Mapping[Kind, Result], registration: Registration) -> Problem | None:
+    """The first problem that may end without an event that the operator watches for."""
     # A registration that says when to come back has a backoff of its own.
     registered = registration.problem if registration.requeue_after_s is None else None
-    problems = (*(each.problem for each in results), registered)
-    return next((each for each in problems if each is not None and each.reason not in _SEEN_BY_WATCH), None)
+    problems = (*(each.problem for each in results.values()), registered)
+    return next((each for each in problems if each is not None and not each.ends_with_event), None)
 
 
-def _coming_back(verdict: ReconcileResult, left: OperatorError) -> ReconcileResult:
-    """The verdict on a living proxy while something of a former life is left: no failure of its own."""
-    asked_s = left.retry_after_s if isinstance(left, TransientError) else None
-    wishes = (verdict.requeue_after_s, max(ORPHANED_RECORDS_RETRY_S, asked_s or 0.0))
-    return replace(verdict, requeue_after_s=min(each for each in wishes if each is not None))
-
-
-def _service(results: tuple[Result, ...]) -> Result:
-    return next(each for each in results if each.kind == SERVICE)
+def _requeued(result: ReconcileResult, remaining: OperatorError) -> ReconcileResult:
+    """The result of an existing proxy while a record of a previous incarnation remains: no failure of its own."""
+    asked_s = remaining.retry_after_s if isinstance(remaining, TransientError) else None
+    times_s = (result.requeue_after_s, max(ORPHANED_RECORDS_RETRY_S, asked_s or 0.0))
+    return replace(result, requeue_after_s=min(each for each in times_s if each is not None))
 
 
 def _address(proxy: Object, service: Object | None) -> str | None:

@@ -1,4 +1,4 @@
-"""How a round ended, and when there should be another one."""
+"""How a reconcile ended, and when there should be another one."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,9 +9,9 @@ from operator_app.errors import OperatorError
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """How a round ended. ``requeue_after_s``: come back then. ``failure``: not done, come back with backoff.
+    """How a reconcile ended. ``requeue_after_s``: reconcile again then. ``failure``: not done, again with backoff.
 
-    Where there are both, the earlier counts, unless a server asked for time.
+    Where there are both, the earlier counts, unless a server has sent Retry-After.
     """
 
     requeue_after_s: float | None = None

@@ -1,6 +1,6 @@
-"""The truth about one proxy: computed whole, compared with what is stored, written only on a real transition.
+"""The status of one proxy: computed whole, compared with what is stored, written only on a real transition.
 
-:func:`next_status` is the specification, as an ordered list of pure condition_specs over one observation. It decides
+:func:`next_status` is the specification, as an ordered list of pure condition specs over one observation. It decides
 what is true; :class:`StatusWriter` decides whether that is news.
 
 Guarantees
@@ -13,21 +13,21 @@ Guarantees
 * ``Reconciling`` and ``Stalled`` exist only while they are true, as kstatus asks
   (sigs.k8s.io/cli-utils, pkg/kstatus), and so does ``Contended``.
 * Conditions and fields of other writers survive: only what this operator owns is compared and sent.
-* What this operator said it can take back, even after somebody wiped ``managedFields``.
+* Conditions of this operator can be removed even after somebody wiped ``managedFields``.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, Key, Kind, Object, key_of
-from operator_app.apply import Outcome, Problem, Result
-from operator_app.desired import selector_labels
+from operator_app.apply import Outcome, Problem, Result, merge_at_version
+from operator_app.desired import controller_uid, selector_labels
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
+from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
 from operator_app.ssa.fields import Difference, differences, fields_of
-from operator_app.ssa.unblock import has_stale_managers, without_stale_managers
 
 RECONCILED: Final = "Reconciled"
 AVAILABLE: Final = "Available"
@@ -44,14 +44,14 @@ _COUNTERS: Final = frozenset({("f:status", "f:replicas"), ("f:status", "f:readyR
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything that one round has seen of one proxy.
+    """Everything that one reconcile has observed of one proxy.
 
-    ``children`` are the results of the round; ``registration`` is what keeps the outside record from being confirmed,
-    ``None`` when it is confirmed; ``refusal`` is what keeps the spec from being acted on at all.
+    ``children`` are the results of applying them; ``registration`` is what keeps the outside record from being
+    confirmed, ``None`` when it is confirmed; ``refusal`` is what keeps the spec from being acted on at all.
     """
 
     proxy: Object
-    children: tuple[Result, ...] = ()
+    children: Mapping[Kind, Result] = field(default_factory=dict)
     registration: Problem | None = None
     refusal: Problem | None = None
     address: str | None = None
@@ -111,7 +111,7 @@ def next_status(observation: Observation, *, now: datetime) -> Object:
 
 
 def deletion_status(proxy: Object, problem: Problem, *, now: datetime) -> Object:
-    """The status of a proxy whose deletion waits because of ``problem``: what was verified of its children stands."""
+    """The status of a proxy whose deletion waits because of ``problem``; what was verified of its children stays."""
     generation: int = proxy["metadata"]["generation"]
     stored: Object = proxy.get("status") or {}
     waiting = [
@@ -140,7 +140,7 @@ def _reconciled(observation: Observation) -> ConditionSpec:
     problem = _first_problem(observation)
     if problem is not None:
         return ConditionSpec(RECONCILED, is_true=False, reason=problem.reason, message=problem.message)
-    kinds = ", ".join(result.kind.kind for result in observation.children)
+    kinds = ", ".join(result.kind.kind for result in observation.children.values())
     return ConditionSpec(RECONCILED, is_true=True, reason="Verified", message=f"every declared field holds of: {kinds}")
 
 
@@ -177,7 +177,11 @@ def _ready(rollout: Rollout, *parts: ConditionSpec) -> ConditionSpec:
 
 def _progress(observation: Observation, rollout: Rollout, *parts: ConditionSpec) -> tuple[ConditionSpec, ...]:
     """kstatus: at most one of ``Stalled`` (somebody has to act) and ``Reconciling`` (wait)."""
-    problems = (observation.refusal, *(result.problem for result in observation.children), observation.registration)
+    problems = (
+        observation.refusal,
+        *(result.problem for result in observation.children.values()),
+        observation.registration,
+    )
     for problem in problems:
         if problem is not None and problem.needs_user_action:
             return (ConditionSpec(STALLED, is_true=True, reason=problem.reason, message=problem.message),)
@@ -191,11 +195,13 @@ def _progress(observation: Observation, rollout: Rollout, *parts: ConditionSpec)
 
 
 def _contended(observation: Observation) -> tuple[ConditionSpec, ...]:
-    """Who takes which fields again and again, as long as that is fresh in memory."""
-    fights = [(result.kind, result.contention) for result in observation.children if result.contention is not None]
-    if not fights:
+    """Which writer takes which fields again and again, as long as the tracker remembers it."""
+    contended = [
+        (result.kind, result.contention) for result in observation.children.values() if result.contention is not None
+    ]
+    if not contended:
         return ()
-    message = "; ".join(f"{fight} of the {kind}" for kind, fight in fights)
+    message = "; ".join(f"{contention} of the {kind}" for kind, contention in contended)
     return (ConditionSpec(CONTENDED, is_true=True, reason="FieldsTaken", message=message),)
 
 
@@ -223,16 +229,15 @@ def rollout_of(observation: Observation) -> Rollout:
 
 
 def _deployment(observation: Observation) -> Object | None:
-    uid = observation.proxy["metadata"]["uid"]
-    for result in observation.children:
-        if result.kind == DEPLOYMENT and result.live is not None:
-            references = result.live["metadata"].get("ownerReferences", ())
-            return result.live if any(each["uid"] == uid for each in references) else None
-    return None
+    """The live Deployment, if it is this proxy's."""
+    result = observation.children.get(DEPLOYMENT)
+    if result is None or result.live is None:
+        return None
+    return result.live if controller_uid(result.live) == observation.proxy["metadata"]["uid"] else None
 
 
 def _first_problem(observation: Observation) -> Problem | None:
-    problems = (observation.refusal, *(result.problem for result in observation.children))
+    problems = (observation.refusal, *(result.problem for result in observation.children.values()))
     return next((problem for problem in problems if problem is not None), None)
 
 
@@ -258,7 +263,7 @@ def condition_of(proxy: Object, kind: str) -> Object | None:
 
 
 def observed_current_generation(proxy: Object) -> bool:
-    """Whether a round has told how the proxy's current generation fares, well or not."""
+    """Whether the stored status already covers the proxy's current generation, whatever it says."""
     known = condition_of(proxy, RECONCILED)
     return known is not None and bool(known["observedGeneration"] == proxy["metadata"]["generation"])
 
@@ -277,10 +282,10 @@ def is_verified(proxy: Object) -> bool:
 
 
 class StatusWriter:
-    """Writes a status when, and only when, it says something new.
+    """Writes a status when, and only when, it differs from what is stored.
 
-    Counters alone (``replicas``, ``readyReplicas``) are news too, but during a rollout they change with every Pod, so
-    they are given ``settle_s`` seconds to come to rest. A condition that flips takes them along at once.
+    Counters alone (``replicas``, ``readyReplicas``) change with every Pod during a rollout, so their write is debounced
+    by ``settle_s`` seconds. A condition that flips takes them along at once.
     """
 
     def __init__(
@@ -306,17 +311,20 @@ class StatusWriter:
         """
         key = key_of(proxy)
         if has_stale_managers(proxy, subresource=_SUBRESOURCE):
-            proxy = await self._remove_stale_managers(proxy)
-        wanted = status
+            patch = patch_of_stale_managers(proxy, subresource=_SUBRESOURCE)
+            proxy = await merge_at_version(
+                self._cluster, self._store, ENVOY_PROXY, proxy, patch, on_write=self._on_write
+            )
+        declared = status
         if not fields_of(proxy, subresource=_SUBRESOURCE):
             status = _reclaim_previous_conditions(status, proxy)
         metadata = {name: proxy["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         desired = {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": metadata, "status": status}
-        news = differences(desired, proxy, subresource=_SUBRESOURCE)
-        if not news:
+        changed = differences(desired, proxy, subresource=_SUBRESOURCE)
+        if not changed:
             self._due_mono.pop(key, None)
             return None
-        if _is_counting(news):
+        if _only_counters(changed):
             due = self._due_mono.setdefault(key, self._mono() + self._settle_s)
             if due > self._mono():
                 return due - self._mono()
@@ -325,34 +333,23 @@ class StatusWriter:
         is_same = applied.object["metadata"]["resourceVersion"] == metadata["resourceVersion"]
         self._on_write(ENVOY_PROXY, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         self._store.learn(ENVOY_PROXY, applied.object)
-        is_more_to_do = status != wanted or has_stale_managers(applied.object, subresource=_SUBRESOURCE)
-        return 0.0 if is_more_to_do else None
-
-    async def _remove_stale_managers(self, proxy: Object) -> Object:
-        """Be the only owner of what we said, in exactly this version, so that giving it up removes it."""
-        pinned = {name: proxy["metadata"][name] for name in ("uid", "resourceVersion")}
-        entries = without_stale_managers(proxy, subresource=_SUBRESOURCE)
-        stored = await self._cluster.merge_patch(
-            ENVOY_PROXY, key_of(proxy), {"metadata": pinned | {"managedFields": entries}}
-        )
-        self._on_write(ENVOY_PROXY, Outcome.CONFIGURED)
-        self._store.learn(ENVOY_PROXY, stored)
-        return stored
+        is_unfinished = status != declared or has_stale_managers(applied.object, subresource=_SUBRESOURCE)
+        return 0.0 if is_unfinished else None
 
     def forget(self, key: Key) -> None:
-        """There is no proxy of this name any more."""
+        """Drop what is kept for a proxy that is gone."""
         self._due_mono.pop(key, None)
 
 
 def _reclaim_previous_conditions(status: Object, proxy: Object) -> Object:
-    """``status`` and what else we once said of ``proxy``: only what we own again can be taken back."""
+    """``status`` with the conditions of ours that are stored: what we do not own again can't be removed by an apply."""
     stored: Object = proxy.get("status") or {}
-    said = {each["type"]: each for each in stored.get("conditions", ()) if each["type"] in _TYPES}
+    previous = {each["type"]: each for each in stored.get("conditions", ()) if each["type"] in _TYPES}
     known = {each["type"]: each for each in status["conditions"]}
     address = {name: stored[name] for name in ("address",) if name in stored}
-    return address | status | {"conditions": list((said | known).values())}
+    return address | status | {"conditions": list((previous | known).values())}
 
 
-def _is_counting(news: tuple[Difference, ...]) -> bool:
-    """Whether nothing but a counter that was reported before has moved."""
-    return all(each.path in _COUNTERS and each.live is not None for each in news)
+def _only_counters(changed: tuple[Difference, ...]) -> bool:
+    """Whether nothing differs but counters that were reported before."""
+    return all(each.path in _COUNTERS and each.live is not None for each in changed)

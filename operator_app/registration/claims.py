@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Final
 
 from operator_app.api.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
-from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck, Problem, pinned_uid
+from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck, Problem
 from operator_app.kube.deltas import Deleted
+from operator_app.kube.preconditions import pinned_uid
 from operator_app.kube.store import Store
 from operator_app.registration.ledger import proxy_of
 from operator_app.registration.registry import Registration
@@ -42,7 +43,7 @@ class Claims:
         problem = result.problem
         if problem is not None and problem.reason == NAME_CONFLICT:
             message = f"another proxy has the hostname {hostname}: choose another one, or wait until it is free"
-            problem = Problem(HOSTNAME_TAKEN, message, needs_user_action=True)
+            problem = Problem(HOSTNAME_TAKEN, message, needs_user_action=True, ends_with_event=True)
         requeue_after_s = result.requeue_after_s
         if problem is not None and plan.action is Action.WAIT:
             # The claim's deletion tells; this is for the case that it is told to nobody.

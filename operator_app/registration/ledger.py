@@ -23,12 +23,11 @@ from operator_app.apply import (
     Ownership,
     OwnershipCheck,
     Problem,
-    identity,
-    pinned_version,
 )
 from operator_app.errors import ConflictError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
+from operator_app.kube.preconditions import identity, pinned_version
 from operator_app.kube.store import Store
 from operator_app.registration.registry import Record, Registration
 

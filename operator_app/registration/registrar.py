@@ -63,7 +63,7 @@ class Registries:
         if name == IN_CLUSTER or name in self.outside:
             return None
         message = f"there is no registry {name}; there are: {', '.join(sorted({IN_CLUSTER, *self.outside}))}"
-        return Problem("RegistryUnknown", message, needs_user_action=True)
+        return Problem("RegistryUnknown", message, needs_user_action=True, ends_with_event=True)
 
 
 class Registrar:
@@ -177,7 +177,7 @@ class Registrar:
             f"an earlier proxy of this name was deleted with deletionPolicy Orphan and keeps the hostname "
             f"{record.hostname}: choose another one, or have its ProxyRegistration proxy-{orphan.uid} deleted"
         )
-        return replace(claim, problem=Problem(HOSTNAME_ORPHANED, message, needs_user_action=True))
+        return replace(claim, problem=Problem(HOSTNAME_ORPHANED, message, needs_user_action=True, ends_with_event=True))
 
     async def _taken_back_early(self, record: Record, registry: str) -> frozenset[Name]:
         """So that an entry never overflows, however often a hostname changes while its registry is down."""

@@ -1,7 +1,7 @@
-"""Why a write happens, read off ``managedFields``: which field, who took it, when, from what to what. Pure.
+"""Why a field is written, read off ``managedFields``: which field, who changed it, when, from what to what. Pure.
 
-Server-side apply keeps, on the object itself, who set which field last and when. That is the whole story of a drift,
-and it needs no history of our own.
+Server-side apply keeps on the object itself who set which field last and when, so a drift is explained without a
+history of our own.
 """
 
 import hashlib
@@ -9,11 +9,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from operator_app.api.kinds import Kind, Object, Value
+from operator_app.api.kinds import Object, Value
 from operator_app.ssa.fields import Difference, Drift, Path, others_with
 
 SHOWN_CHARACTERS: Final = 120
-"""Longer values are told by their length and digest: an Envoy configuration in a log line helps nobody."""
+"""Longer values are shown as length and digest: an Envoy configuration in a log line helps nobody."""
 
 MASKED: Final = "***"
 
@@ -37,18 +37,18 @@ class FieldChange:
     def __str__(self) -> str:
         by = f" by {', '.join(self.managers)}" if self.managers else ""
         at = f" at {self.taken_at}" if self.taken_at else ""
-        return f"{self.field} {self.drift.value}{by}{at}: {_compact(self.was)} -> {_compact(self.becomes)}"
+        return f"{self.field} {self.drift.value}{by}{at}: {as_text(self.was)} -> {as_text(self.becomes)}"
 
     def as_dict(self) -> Object:
         """For a structured log line."""
         return asdict(self) | {"drift": self.drift.value, "managers": list(self.managers)}
 
 
-def field_changes(kind: Kind, differences: tuple[Difference, ...], live: Object | None) -> tuple[FieldChange, ...]:
-    """One reason for each difference of ``live`` (as it was before the write) from what is declared."""
+def field_changes(differences: tuple[Difference, ...], live: Object | None) -> tuple[FieldChange, ...]:
+    """One change for each difference of ``live`` (as it was before the write) from what is declared."""
     if live is None:
         return ()
-    return tuple(_change(kind, each, live) for each in differences)
+    return tuple(_change(each, live) for each in differences)
 
 
 def as_json(value: Value) -> str:
@@ -56,12 +56,10 @@ def as_json(value: Value) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def shown(kind: Kind, path: Path, value: Value) -> Value:
-    """``value`` as it may be printed: secrets masked, long texts by length and digest."""
+def shown(path: Path, value: Value) -> Value:
+    """``value`` as it may be printed: environment variables masked, long texts as length and digest."""
     if value is None:
         return None
-    if kind.kind == "Secret" and path[:1] in (("f:data",), ("f:stringData",)):
-        return MASKED
     value = _masked(value, path)
     text = value if isinstance(value, str) else as_json(value)
     if len(text) <= SHOWN_CHARACTERS:
@@ -69,15 +67,15 @@ def shown(kind: Kind, path: Path, value: Value) -> Value:
     return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def _change(kind: Kind, difference: Difference, live: Object) -> FieldChange:
+def _change(difference: Difference, live: Object) -> FieldChange:
     taken_by = others_with(difference.path, live) if difference.drift is Drift.NOT_OWNED else ()
     return FieldChange(
         field=str(difference),
         drift=difference.drift,
         managers=tuple(dict.fromkeys(entry.get("manager", "") for entry in taken_by)),
         taken_at=max((entry["time"] for entry in taken_by if "time" in entry), default=None),
-        was=shown(kind, difference.path, difference.live),
-        becomes=shown(kind, difference.path, difference.desired),
+        was=shown(difference.path, difference.live),
+        becomes=shown(difference.path, difference.desired),
     )
 
 
@@ -92,5 +90,6 @@ def _masked(value: Value, path: Path) -> Value:
     return value
 
 
-def _compact(value: Value) -> str:
+def as_text(value: Value) -> str:
+    """``value`` as compact JSON, an absent one as ``nothing``."""
     return "nothing" if value is None else as_json(value)

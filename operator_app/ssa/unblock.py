@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from operator_app.api.kinds import FIELD_MANAGER, Object, Value
-from operator_app.ssa.fields import Difference, Drift, Fields, Path, fields_of, has_key, key_fields
+from operator_app.ssa.fields import Difference, Drift, Path, has_key, key_fields
 
 _STALE_MANAGERS: Final = frozenset({"before-first-apply", FIELD_MANAGER})
 _NOT_CONTENTS: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
@@ -37,46 +37,6 @@ def unblocking_patch(desired: Object, live: Object, differences: Iterable[Differ
         if difference.drift is Drift.NOT_OWNED:
             is_clear &= not _remove_conflicts(desired, after, live, difference.path)
     return None if is_clear else _merge_patch(before, after)
-
-
-def has_stale_managers(live: Object, *, subresource: str = "") -> bool:
-    """Whether a shadow owns any of our fields of ``live``, or of its ``subresource``."""
-    entries = live["metadata"].get("managedFields", ())
-    has_shadow = any(_is_stale(entry, subresource) for entry in entries)
-    return has_shadow and without_stale_managers(live, subresource=subresource) != list(entries)
-
-
-def without_stale_managers(live: Object, *, subresource: str = "") -> list[Object]:
-    """The ``managedFields`` of ``live`` in which shadows own nothing of ours.
-
-    They go on owning what else they have: a foreign annotation that nobody owned would vanish with our last one.
-    """
-    ours = fields_of(live, subresource=subresource)
-    entries = []
-    for entry in live["metadata"].get("managedFields", ()):
-        is_shadow = _is_stale(entry, subresource)
-        left = _without(entry.get("fieldsV1") or {}, ours) if is_shadow else entry.get("fieldsV1")
-        if left or not is_shadow:
-            entries.append(entry | {"fieldsV1": left})
-    return entries
-
-
-def _is_stale(entry: Mapping[str, Any], subresource: str) -> bool:
-    is_update = entry.get("operation") == "Update" and entry.get("subresource", "") == subresource
-    return is_update and entry.get("manager") in _STALE_MANAGERS
-
-
-def _without(owned: Fields, ours: Fields) -> Fields:
-    """What is in one field set and not in ours. Items of ours are ours as a whole, or they could not be removed."""
-    left = {}
-    for element, inner in owned.items():
-        if element not in ours:
-            left[element] = inner
-        elif element.startswith("f:") and inner and ours[element]:
-            rest = _without(inner, ours[element])
-            if rest:
-                left[element] = rest
-    return {} if left.keys() == {"."} else left
 
 
 def _remove_conflicts(desired: Object, after: Object, live: Object, path: Path) -> bool:

@@ -38,7 +38,7 @@ def deployment(
         "name": KEY.name,
         "namespace": KEY.namespace,
         "generation": 3,
-        "ownerReferences": [{"uid": "proxy-uid"}],
+        "ownerReferences": [{"uid": "proxy-uid", "controller": True}],
     }
     status = {
         "replicas": total,
@@ -56,9 +56,14 @@ def result(kind: Kind, live: Object | None = None, problem: Problem | None = Non
     return Result(kind, KEY, Outcome.SKIPPED if problem else Outcome.UNCHANGED, live or {}, problem=problem, **rest)
 
 
+def by_kind(*results: Result) -> dict[Kind, Result]:
+    """Results as a reconcile has them."""
+    return {each.kind: each for each in results}
+
+
 def observed(proxy: Object | None = None, live: Object | None = None, **rest: Any) -> Observation:
     """Everything is fine, unless told otherwise."""
-    children = (result(CONFIG_MAP), result(DEPLOYMENT, live or deployment()), result(SERVICE))
+    children = by_kind(result(CONFIG_MAP), result(DEPLOYMENT, live or deployment()), result(SERVICE))
     return Observation(
         proxy or proxy_of_team(), **{"children": children, "address": "checkout-envoy.team-a.svc"} | rest
     )
@@ -74,9 +79,10 @@ def conditions(observation: Observation) -> dict[str, str]:
 def with_problem(kind: Kind, problem: Problem, **rest: Any) -> Observation:
     """One child has a problem."""
     lives = {DEPLOYMENT: deployment()}
-    children = tuple(
-        result(each, lives.get(each), problem if each == kind else None) for each in (CONFIG_MAP, DEPLOYMENT, SERVICE)
-    )
+    children = {
+        each: result(each, lives.get(each), problem if each == kind else None)
+        for each in (CONFIG_MAP, DEPLOYMENT, SERVICE)
+    }
     return observed(children=children, **rest)
 
 
@@ -135,12 +141,15 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
             id="the rollout before this one was past its deadline",
         ),
         pytest.param(
-            observed(children=(result(CONFIG_MAP), result(SERVICE))),
+            observed(children=by_kind(result(CONFIG_MAP), result(SERVICE))),
             FINE | {"Ready": "False NoDeployment", "Available": "False NoDeployment"} | GOING_ON,
             id="no Deployment",
         ),
         pytest.param(
-            observed(live=deployment() | {"metadata": {"generation": 3, "ownerReferences": [{"uid": "other"}]}}),
+            observed(
+                live=deployment()
+                | {"metadata": {"generation": 3, "ownerReferences": [{"uid": "other", "controller": True}]}}
+            ),
             FINE | {"Ready": "False NoDeployment", "Available": "False NoDeployment"} | GOING_ON,
             id="a stranger's Deployment counts for nothing",
         ),
@@ -190,7 +199,7 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
         ),
         pytest.param(
             observed(
-                children=(
+                children=by_kind(
                     result(CONFIG_MAP),
                     result(DEPLOYMENT, deployment()),
                     result(SERVICE, contention=Contention(("rival",), (".spec.type",), 60.0)),
@@ -260,22 +269,24 @@ NUMBERS = st.integers(0, 5)
 OBSERVATIONS = st.builds(
     lambda problems, numbers, deadline, observed_at, refusal, registration: Observation(
         proxy_of_team(),
-        tuple(
-            result(
-                kind,
-                deployment(
-                    wanted=numbers[0],
-                    total=numbers[1],
-                    updated=numbers[2],
-                    ready=numbers[3],
-                    observed=observed_at,
-                    conditions=deadline,
+        by_kind(
+            *(
+                result(
+                    kind,
+                    deployment(
+                        wanted=numbers[0],
+                        total=numbers[1],
+                        updated=numbers[2],
+                        ready=numbers[3],
+                        observed=observed_at,
+                        conditions=deadline,
+                    )
+                    if kind == DEPLOYMENT
+                    else None,
+                    problem,
                 )
-                if kind == DEPLOYMENT
-                else None,
-                problem,
+                for kind, problem in zip((CONFIG_MAP, DEPLOYMENT, SERVICE), problems, strict=True)
             )
-            for kind, problem in zip((CONFIG_MAP, DEPLOYMENT, SERVICE), problems, strict=True)
         ),
         registration=registration,
         refusal=refusal,
@@ -299,14 +310,18 @@ def test_conditions_never_contradict_each_other(observation: Observation) -> Non
     assert {"Stalled", "Reconciling"} & found.keys() <= is_true, "they exist only while true"
     parts = {"Reconciled", "Available", "Registered"} <= is_true
     assert ("Ready" in is_true) == (parts and rollout_of(observation).is_complete)
-    problems = [observation.refusal, observation.registration, *(each.problem for each in observation.children)]
+    problems = [
+        observation.refusal,
+        observation.registration,
+        *(each.problem for each in observation.children.values()),
+    ]
     is_stalled = (
         any(each is not None and each.needs_user_action for each in problems)
         or rollout_of(observation).is_past_deadline
     )
     assert ("Stalled" in found) == is_stalled
     assert ("Ready" in is_true) or ({"Stalled", "Reconciling"} & found.keys())
-    if any(each.problem for each in observation.children) or observation.refusal:
+    if any(each.problem for each in observation.children.values()) or observation.refusal:
         assert "Reconciled" not in is_true
 
 

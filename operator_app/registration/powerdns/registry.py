@@ -270,7 +270,10 @@ def _refusal(comparison: Comparison, hostname: str) -> Registration:
     if comparison is Comparison.NEWER:
         sentence = f"{hostname} is registered from a newer generation already"
         return Registration(Outcome.SKIPPED, Problem("NewerRecord", sentence))
-    return Registration(Outcome.SKIPPED, Problem("HostnameTaken", f"{hostname} is not free", needs_user_action=True))
+    return Registration(
+        Outcome.SKIPPED,
+        Problem("HostnameTaken", f"{hostname} is not free", needs_user_action=True, ends_with_event=True),
+    )
 
 
 @asynccontextmanager

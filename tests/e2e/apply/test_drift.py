@@ -24,7 +24,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.desired import ANNOTATION_CONFIG_HASH, child_key
 from operator_app.envoy import bootstrap
-from operator_app.ssa.unblock import has_stale_managers
+from operator_app.ssa.comanagers import has_stale_managers
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.kube import Kube, PatchType, wait_until
 from tests.e2e.operator_process import OperatorProcess

@@ -107,3 +107,17 @@ def stored(desired: Object, *, version: int = 1, uid: str = "child-uid", **metad
     }
     live["metadata"] |= metadata
     return live
+
+
+def an_object(spec: Object, *entries: Object) -> Object:
+    """An object with that spec and these managedFields."""
+    return {"apiVersion": "v1", "kind": "Any", "metadata": {"name": "x", "managedFields": list(entries)}, "spec": spec}
+
+
+def owner(manager: str, operation: str, *path: str, subresource: str = "") -> Object:
+    """A managedFields entry that owns one path."""
+    fields: Object = {}
+    for element in reversed(path):
+        fields = {element: fields}
+    entry = {"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsV1": fields}
+    return entry | ({"subresource": subresource} if subresource else {})

@@ -2,9 +2,10 @@
 
 import pytest
 
-from operator_app.api.kinds import FIELD_MANAGER, Object
+from operator_app.api.kinds import Object
 from operator_app.ssa.fields import Difference, Drift, Path
-from operator_app.ssa.unblock import has_stale_managers, unblocking_patch, without_stale_managers
+from operator_app.ssa.unblock import unblocking_patch
+from tests.unit.ssa.field_sets import an_object, owner
 
 PORT_80 = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 10080}
 PORT_81 = PORT_80 | {"port": 81}
@@ -12,23 +13,9 @@ EXTRA = {"name": "extra", "port": 9090, "protocol": "TCP"}
 KEY_80 = 'k:{"port":80,"protocol":"TCP"}'
 
 
-def an_object(spec: Object, *entries: Object) -> Object:
-    """An object with that spec and these managedFields."""
-    return {"apiVersion": "v1", "kind": "Any", "metadata": {"name": "x", "managedFields": list(entries)}, "spec": spec}
-
-
 def taken(*path: str, desired: object = "wanted", live: object = None) -> Difference:
     """A field of ours that somebody took; an absent live value means that they removed it."""
     return Difference(("f:spec", *path), Drift.NOT_OWNED, desired, live)
-
-
-def owner(manager: str, operation: str, *path: str, subresource: str = "") -> Object:
-    """A managedFields entry that owns one path."""
-    fields: Object = {}
-    for element in reversed(path):
-        fields = {element: fields}
-    entry = {"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsV1": fields}
-    return entry | ({"subresource": subresource} if subresource else {})
 
 
 def test_an_item_with_our_name_under_another_key_gives_way() -> None:
@@ -97,50 +84,3 @@ def test_the_live_object_is_not_changed() -> None:
     live = an_object({"ports": [dict(PORT_81)]})
     unblocking_patch(an_object({"ports": [PORT_80]}), live, [taken("f:ports", KEY_80, desired=PORT_80)])
     assert live["spec"] == {"ports": [PORT_81]}
-
-
-OTHERS = [
-    owner(FIELD_MANAGER, "Apply", "f:spec", "f:ours"),
-    owner(FIELD_MANAGER, "Update", "f:status", subresource="status"),
-    owner("editor", "Update", "f:spec", "f:ours"),
-    owner("before-first-apply", "Apply", "f:spec", "f:ours"),
-]
-
-
-@pytest.mark.parametrize("name", [FIELD_MANAGER, "before-first-apply"])
-def test_shadows_are_our_own_updates_and_the_api_servers_stand_in(name: str) -> None:
-    """Everybody else's entry stays, and so do ours for the apply and for a subresource."""
-    assert not has_stale_managers(an_object({}, *OTHERS))
-    live = an_object({}, owner(name, "Update", "f:spec", "f:ours"), *OTHERS)
-    assert has_stale_managers(live)
-    assert without_stale_managers(live) == OTHERS
-
-
-def test_a_subresource_has_shadows_of_its_own() -> None:
-    """Only what is owned on the same subresource is cast off there; the object's own entries stay."""
-    ours = owner(FIELD_MANAGER, "Apply", "f:status", "f:ours", subresource="status")
-    shadow = owner("before-first-apply", "Update", "f:status", "f:ours", subresource="status")
-    beside = [ours, owner("before-first-apply", "Update", "f:spec", "f:ours"), owner("editor", "Update", "f:spec")]
-    live = an_object({}, *beside, shadow)
-    assert not has_stale_managers(live)
-    assert has_stale_managers(live, subresource="status")
-    assert without_stale_managers(live, subresource="status") == beside
-
-
-def test_a_shadow_keeps_what_is_not_ours() -> None:
-    """Foreign fields go on having an owner; an item of ours is left to nobody else, with all that is in it."""
-    ours = {"f:annotations": {"f:ours": {}}, "f:ports": {KEY_80: {".": {}, "f:name": {}}}, "f:selector": {}}
-    shadow = {
-        "f:annotations": {".": {}, "f:ours": {}, "f:theirs": {}},
-        "f:ports": {".": {}, KEY_80: {".": {}, "f:name": {}, "f:nodePort": {}}},
-        "f:selector": {"f:app": {}},
-        "f:type": {},
-    }
-    entries = [
-        {"manager": FIELD_MANAGER, "operation": "Apply", "apiVersion": "v1", "fieldsV1": ours},
-        {"manager": "before-first-apply", "operation": "Update", "apiVersion": "v1", "fieldsV1": shadow},
-    ]
-    kept = without_stale_managers(an_object({}, *entries))
-    assert kept[0] == entries[0]
-    assert kept[1]["fieldsV1"] == {"f:annotations": {".": {}, "f:theirs": {}}, "f:type": {}}
-    assert not has_stale_managers(an_object({}, *kept))
