@@ -360,7 +360,7 @@ class Applier:
 
     async def _clear(self, plan: Plan, live: Object, error: InvalidError) -> Object:
         """``live`` without the foreign parts for which a repair was refused; raises ``error`` if there are none."""
-        patch = unblocking_patch(plan.desired, live, plan.differences)
+        patch = unblocking_patch(plan.desired, live, [cause.field for cause in error.causes])
         if patch is None:
             raise error
         return await self._patch(plan.kind, live, patch)

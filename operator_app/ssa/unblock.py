@@ -1,104 +1,148 @@
-"""What stands in the way of a declaration, and what keeps hold of it behind our back. Pure.
+"""Foreign fields that make the API server refuse an apply of ours, and the patch that puts ours in their place. Pure.
 
-A forced apply takes fields, and never removes what is somebody else's. Twice that is not enough.
+A forced apply takes fields over and never removes a field of another manager. Some foreign fields can't exist beside
+ours, so that the API server refuses the merged object (422):
 
-*Obstacles.* Some foreign parts can't stand beside ours, so that the API server refuses the merged object:
+* another member of a *union*: ``value`` where we declare ``valueFrom``, ``exec`` where we declare ``httpGet``. The
+  API's own validation knows four unions in what we declare: the source of an environment variable, the handler of a
+  probe, the handler of a lifecycle hook, and the source of a volume;
+* an item of a keyed list with the *name* of one of ours under another key. A Service port whose number somebody changed
+  is to server-side apply a new port of theirs, with the name of the old one.
 
-* an item of a keyed list with the *name* of one of ours, under another key. A Service port whose number somebody
-  changed is to server-side apply a new port of theirs, with the name of the old one;
-* another member of a *choice*: ``value`` where we declare ``valueFrom``, ``exec`` where we declare ``httpGet``.
+Guarantees
 
-*Shadows.* Two entries of ``managedFields`` own our fields without being us or anybody else: ``before-first-apply``,
-to which the API server gives everything once somebody has wiped the list, and our own name as an *updater*, which is
-how obstacles are removed. What a shadow owns would outlive our giving it up.
+* A foreign field is removed only where both hold: it excludes a field that we declare, and a cause of the refusal
+  (``details.causes[].field``) names its union or list. Whatever else others have declared stays.
+* A refusal that names no such place (a policy, a webhook, an immutable field) gives no patch.
+* A renumbered item keeps the fields that others or the API server have set in it, such as ``nodePort``.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
-from operator_app.api.kinds import FIELD_MANAGER, Object, Value
-from operator_app.ssa.fields import Difference, Drift, Path, has_key, key_fields
+from operator_app.api.kinds import Object, Value
 
-_STALE_MANAGERS: Final = frozenset({"before-first-apply", FIELD_MANAGER})
-_NOT_CONTENTS: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
+_HANDLERS: Final = frozenset({"exec", "grpc", "httpGet", "sleep", "tcpSocket"})
+_POD: Final = ("spec", "template", "spec")
 
 
-def unblocking_patch(desired: Object, live: Object, differences: Iterable[Difference]) -> Object | None:
-    """A merge patch (RFC 7396) that puts our declaration in the place of its obstacles; ``None`` where there are none.
+class _Union(NamedTuple):
+    """A place where the API takes one member only; without ``members``, all fields but ``name`` are members."""
 
-    Whatever is foreign and no obstacle stays. ReclaimedField fields come back in the same patch, so that a Pod template
+    path: tuple[str, ...]
+    members: frozenset[str] | None
+
+
+class _NamedList(NamedTuple):
+    """A list whose items have unique names, and whose key is something else."""
+
+    path: tuple[str, ...]
+    key: tuple[str, ...]
+
+
+# A step that ends in [] enters the items of a list whose key is ``name``.
+_UNIONS: Final = (
+    _Union((*_POD, "containers[]", "env[]"), frozenset({"value", "valueFrom"})),
+    *(
+        _Union((*_POD, "containers[]", probe), _HANDLERS)
+        for probe in ("livenessProbe", "readinessProbe", "startupProbe")
+    ),
+    *(_Union((*_POD, "containers[]", "lifecycle", hook), _HANDLERS) for hook in ("postStart", "preStop")),
+    _Union((*_POD, "volumes[]"), None),
+)
+_NAMED_LISTS: Final = (
+    _NamedList(("spec", "ports"), ("port", "protocol")),
+    _NamedList((*_POD, "containers[]", "ports"), ("containerPort", "protocol")),
+)
+_INDEX: Final = re.compile(r"\[[^]]*\]")
+
+
+def unblocking_patch(desired: Object, live: Object, refused: Iterable[str]) -> Object | None:
+    """A merge patch (RFC 7396) that puts declared fields in the place of foreign ones that exclude them.
+
+    ``refused`` are the fields that the causes of the refusal name, such as ``spec.ports[1].name``. ``None``: nothing
+    foreign that they name excludes a declared field. Declared fields come in the same patch, so that a Pod template
     changes once and not twice.
     """
-    before = {name: value for name, value in live.items() if name not in _NOT_CONTENTS}
+    before = {"spec": live.get("spec")}
     after = copy.deepcopy(before)
-    is_clear = True
-    for difference in differences:
-        if difference.drift is Drift.NOT_OWNED:
-            is_clear &= not _remove_conflicts(desired, after, live, difference.path)
-    return None if is_clear else _merge_patch(before, after)
+    fields = [_INDEX.sub("[]", each) for each in refused]
+    is_changed = False
+    for union in _UNIONS:
+        if _is_named(union.path, fields):
+            for declared, found in _pairs(desired, after, union.path):
+                is_changed |= _replace_members(declared, found, union.members)
+    for named in _NAMED_LISTS:
+        if _is_named(named.path, fields):
+            *around, last = named.path
+            for declared, found in _pairs(desired, after, tuple(around)):
+                is_changed |= _replace_namesakes(declared.get(last), found.get(last), named.key)
+    return _merge_patch(before, after) if is_changed else None
 
 
-def _remove_conflicts(desired: Object, after: Object, live: Object, path: Path) -> bool:
-    """Put what is declared at ``path`` in the place of its obstacles in ``after``; returns whether there were any."""
-    *steps, last = path
-    around = _at(after, steps)
-    declared_around = _at(desired, steps)
-    if isinstance(around, list) and isinstance(declared_around, list):
-        return _remove_namesakes(declared_around, around, tuple(key_fields(last)))
-    if not isinstance(around, dict) or not isinstance(declared_around, dict):
+def _is_named(path: tuple[str, ...], fields: Iterable[str]) -> bool:
+    """Whether one of ``fields`` is the place at ``path``, or in it."""
+    place = ".".join(path)
+    return any(field == place or field.startswith((f"{place}.", f"{place}[")) for field in fields)
+
+
+def _pairs(declared: Value, found: Value, path: tuple[str, ...]) -> Iterator[tuple[Object, Object]]:
+    """The maps at ``path`` that are in both objects; items of lists are paired by name."""
+    if not path:
+        if isinstance(declared, dict) and isinstance(found, dict):
+            yield declared, found
+        return
+    name = path[0].removesuffix("[]")
+    if not isinstance(declared, dict) or not isinstance(found, dict) or name not in declared or name not in found:
+        return
+    if name == path[0]:
+        yield from _pairs(declared[name], found[name], path[1:])
+        return
+    by_name = {item["name"]: item for item in found[name]}
+    for item in declared[name]:
+        if item["name"] in by_name:
+            yield from _pairs(item, by_name[item["name"]], path[1:])
+
+
+def _replace_members(declared: Object, found: Object, members: frozenset[str] | None) -> bool:
+    """Remove members of the union that exclude the declared one; returns whether there were any."""
+    of_union = members if members is not None else (declared.keys() | found.keys()) - {"name"}
+    wanted = declared.keys() & of_union
+    foreign = (found.keys() & of_union) - wanted
+    if not wanted or not foreign:
         return False
-    name = last[2:]
-    if not last.startswith("f:") or name not in declared_around:
-        return False
-    declared, found = declared_around[name], around.get(name)
-    if isinstance(declared, list) and isinstance(found, list) and (key_names := _key_names(live, path)):
-        return _remove_namesakes(declared, found, key_names)
-    others = () if name in around else around.keys() - declared_around.keys()
-    for other in others:
-        del around[other]
-    around[name] = declared
-    return bool(others)
-
-
-def _remove_namesakes(declared: list[Value], items: list[Value], key_names: tuple[str, ...]) -> bool:
-    """Replace items that bear a declared name under another key than declared."""
-    if not key_names or not all(isinstance(item, dict) for item in (*declared, *items)):
-        return False
-    keys = [{name: item.get(name) for name in key_names} for item in declared]
-    names = {item["name"] for item in declared if "name" in item}
-
-    def is_namesake(item: Object) -> bool:
-        return item.get("name") in names and not any(has_key(item, key) for key in keys)
-
-    if not any(map(is_namesake, items)):
-        return False
-    missing = [item for item, key in zip(declared, keys, strict=True) if not any(has_key(each, key) for each in items)]
-    items[:] = [*(item for item in items if not is_namesake(item)), *missing]
+    for name in foreign:
+        del found[name]
+    found.update(copy.deepcopy(declared))
     return True
 
 
-def _key_names(live: Object, path: Path) -> tuple[str, ...]:
-    """The key fields of the list at ``path``, as any manager's field set spells them."""
-    for entry in live["metadata"].get("managedFields", ()):
-        found: Mapping[str, Any] = entry.get("fieldsV1") or {}
-        for element in path:
-            found = found.get(element) or {}
-        for element in found:
-            if element.startswith("k:"):
-                return tuple(key_fields(element))
-    return ()
+def _replace_namesakes(declared: Value, found: Value, key: tuple[str, ...]) -> bool:
+    """Give items that have a declared name under another key the declared key; returns whether there were any."""
+    is_changed = False
+    keys: list[Any] = [_key(item, key) for item in found or ()]
+    for item in declared or ():
+        others = [
+            each for each in found or () if each.get("name") == item.get("name") and _key(each, key) != _key(item, key)
+        ]
+        for other in others if "name" in item else ():
+            is_changed = True
+            if _key(item, key) in keys:
+                found.remove(other)
+            else:
+                other.update(copy.deepcopy(item))
+                keys.append(_key(item, key))
+    return is_changed
 
 
-def _at(value: Value, steps: Iterable[str]) -> Value:
-    for step in steps:
-        if step.startswith("k:") and isinstance(value, list):
-            value = next((item for item in value if has_key(item, key_fields(step))), None)
-        elif step.startswith("f:") and isinstance(value, dict):
-            value = value.get(step[2:])
-        else:
-            return None
-    return value
+def _is_namesake(other: Object, item: Object, key: tuple[str, ...]) -> bool:
+    return "name" in item and other.get("name") == item["name"] and _key(other, key) != _key(item, key)
+
+
+def _key(item: Object, key: tuple[str, ...]) -> tuple[Value, ...]:
+    return tuple(item.get(name) for name in key)
 
 
 def _merge_patch(before: Object, after: Object) -> Object:
