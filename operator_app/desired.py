@@ -24,7 +24,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.api.models import READINESS_PORT, EnvoyProxySpec, Resources
 from operator_app.api.quantity import canonical, value_of
-from operator_app.envoy import bootstrap
+from operator_app.envoy import bootstrap, drain, listeners
 
 SUFFIX: Final = "-envoy"
 ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
@@ -126,7 +126,7 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, default_image: str) -> Object
         "automountServiceAccountToken": False,
         # Environment variables per Service of the namespace would differ from Pod to Pod, and nobody reads them.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": bootstrap.TERMINATION_GRACE_S,
+        "terminationGracePeriodSeconds": drain.TERMINATION_GRACE_S,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _ENVOY_UID,
@@ -160,12 +160,12 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
             {"name": "readiness", "containerPort": READINESS_PORT, "protocol": "TCP"},
         ],
         "readinessProbe": {
-            "httpGet": {"path": bootstrap.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
+            "httpGet": {"path": listeners.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
             "periodSeconds": 5,
             "timeoutSeconds": 1,
             "failureThreshold": 3,
         },
-        "lifecycle": {"preStop": bootstrap.pre_stop()},
+        "lifecycle": {"preStop": drain.pre_stop()},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},

@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar, cast
 import pytest
 
 from operator_app.api.models import ADMIN_PORT, EnvoyProxySpec
-from operator_app.envoy import bootstrap
+from operator_app.envoy import bootstrap, drain
 from tests.unit.envoy import cases
 
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent)) or shutil.which("envoy")
@@ -185,7 +185,7 @@ def test_envoy_accepts_every_shape(name: str, tmp_path: Path) -> None:
 
 def test_envoy_accepts_the_drain_helper(tmp_path: Path) -> None:
     """The configuration that the hook carries is valid and not deprecated."""
-    command = bootstrap.pre_stop()["exec"]["command"]
+    command = drain.pre_stop()["exec"]["command"]
     result = validated(command[command.index("--config-yaml") + 1], tmp_path)
     assert result.returncode == 0, result.stdout[-500:] + result.stderr[-500:]
     assert "deprecat" not in result.stderr.lower()
@@ -376,7 +376,7 @@ def test_admin_interface_is_reachable_on_one_loopback_address_only(proxy: Proxy)
 
 def hook(proxy_admin_port: int, drain_s: int) -> list[str]:
     """The hook's command, for an Envoy whose admin port is another one and beside other tests on this machine."""
-    _, *arguments = bootstrap.pre_stop(drain_s)["exec"]["command"]
+    _, *arguments = drain.pre_stop(drain_s)["exec"]["command"]
     arguments = [each.replace(f'"port_value":{ADMIN_PORT}', f'"port_value":{proxy_admin_port}') for each in arguments]
     return [str(ENVOY), *(each.replace("@operator-app/", f"@{proxy_admin_port}/") for each in arguments)]
 

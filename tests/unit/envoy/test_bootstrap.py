@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operator_app.api.models import ADMIN_PORT, READINESS_PORT, EnvoyProxySpec, Listener, Route, RouteMatch
-from operator_app.envoy import bootstrap
+from operator_app.envoy import bootstrap, drain
 from operator_app.errors import TerminalError
 from tests.unit.envoy import cases
 
@@ -378,17 +378,17 @@ def _keys(value: object) -> set[str]:
 
 def test_pre_stop_runs_envoy_without_a_shell() -> None:
     """The hook is one program with literal arguments, so that it works in an image that holds nothing but Envoy."""
-    command = bootstrap.pre_stop(7)["exec"]["command"]
+    command = drain.pre_stop(7)["exec"]["command"]
     assert command[0] == "envoy"
     assert "--disable-hot-restart" in command
     config = json.loads(command[command.index("--config-yaml") + 1])
     assert '"fixed_delay": "7s"' in json.dumps(config)
-    assert bootstrap.pre_stop() == bootstrap.pre_stop(bootstrap.DRAIN_S)
+    assert drain.pre_stop() == drain.pre_stop(drain.DRAIN_S)
 
 
 def test_drain_helper_opens_no_port() -> None:
     """What the hook binds are abstract sockets of the Pod; the one address it knows is the proxy's admin interface."""
-    command = bootstrap.pre_stop()["exec"]["command"]
+    command = drain.pre_stop()["exec"]["command"]
     config = json.loads(command[command.index("--config-yaml") + 1])
     bound = [config["admin"], *config["static_resources"]["listeners"]]
     assert all(each["address"]["pipe"]["path"].startswith("@") for each in bound)
@@ -397,4 +397,4 @@ def test_drain_helper_opens_no_port() -> None:
 
 def test_grace_period_outlasts_the_drain() -> None:
     """Kubernetes counts the hook's time in the grace period, so the drain has to end before it, with Envoy's exit."""
-    assert bootstrap.TERMINATION_GRACE_S - bootstrap.DRAIN_S >= 5
+    assert drain.TERMINATION_GRACE_S - drain.DRAIN_S >= 5

@@ -1,0 +1,71 @@
+"""Clusters: the backends of one tenant's proxy. Pure."""
+
+from ipaddress import ip_address
+from typing import Final
+
+from operator_app.api.models import Backend, Endpoint, duration_s
+from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension
+
+MAX_BACKEND_CONNECTIONS: Final = 1024
+"""Connections, waiting and running requests of one backend; beyond that, 503 at once instead of a queue."""
+
+
+def cluster_name(backend: str) -> str:
+    """The name of a backend's cluster; the prefix keeps it apart from the proxy's own names."""
+    return f"backend/{backend}"
+
+
+def cluster(backend: Backend) -> Message:
+    """The cluster that declares ``backend``."""
+    name = cluster_name(backend.name)
+    message: Message = {
+        "name": name,
+        "connect_timeout": f"{duration_s(backend.connect_timeout):g}s",
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": MAX_BACKEND_CONNECTIONS,
+                    "max_pending_requests": MAX_BACKEND_CONNECTIONS,
+                    "max_requests": MAX_BACKEND_CONNECTIONS,
+                }
+            ]
+        },
+        # Finds a backend that went away without a word while a connection to it lay idle: after 60 + 3 x 10 s.
+        "upstream_connection_options": {
+            "tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 10, "keepalive_probes": 3}
+        },
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [_lb_endpoint(endpoint) for endpoint in backend.endpoints]}],
+        },
+    }
+    if all(_is_ip(endpoint.host) for endpoint in backend.endpoints):
+        return message | {"type": "STATIC"}
+    return message | {
+        "cluster_type": extension(
+            "envoy.clusters.dns",
+            "clusters.dns.v3.DnsCluster",
+            # AUTO would ask for IPv6 first, and a Pod of a single-stack cluster can't reach what that returns.
+            dns_lookup_family="V4_PREFERRED",
+            respect_dns_ttl=True,
+            dns_refresh_rate="5s",
+            dns_failure_refresh_rate={"base_interval": "1s", "max_interval": "10s"},
+        )
+    }
+
+
+def _lb_endpoint(endpoint: Endpoint) -> Message:
+    """A weight belongs to every address that a name resolves to, not to the name."""
+    return {
+        "endpoint": {"address": address(endpoint.host, endpoint.port)},
+        "load_balancing_weight": endpoint.weight,
+    }
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
