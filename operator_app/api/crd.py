@@ -12,7 +12,9 @@ from typing import Final
 import yaml
 
 from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Kind, Object
-from operator_app.api.models import ApiModel, EnvoyProxy, HostnameClaim, ProxyRegistration
+from operator_app.api.models import EnvoyProxy
+from operator_app.api.records import HostnameClaim, ProxyRegistration
+from operator_app.api.rules import ApiModel
 
 _ABSENT: Final[tuple[object, ...]] = (None, [], {})
 

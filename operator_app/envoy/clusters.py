@@ -3,7 +3,8 @@
 from ipaddress import ip_address
 from typing import Final
 
-from operator_app.api.models import Backend, Endpoint, duration_s
+from operator_app.api.fields import duration_s
+from operator_app.api.models import Backend, Endpoint
 from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension
 
 MAX_BACKEND_CONNECTIONS: Final = 1024

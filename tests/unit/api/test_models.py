@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator, core_schema
 
-from operator_app.api import models
+from operator_app.api import fields
+from operator_app.api.fields import duration_s
 from operator_app.api.kinds import Object
-from operator_app.api.models import Listener, Rule, duration_s, parse_spec, sentence
+from operator_app.api.models import Listener, parse_spec, sentence
+from operator_app.api.rules import Rule
 from tests.api_cases import BOUNDS, CASES, HOSTILE, TEXT_MEMBERS, Case, Path, edited, proxy, with_fragment
 
 # Rules that the models leave to the API server, by what their message advises.
@@ -19,7 +21,7 @@ SERVER_ONLY = ("reachable from other Pods", "raise the limit or lower the reques
 
 STRING_TYPES = {
     name: annotation
-    for name, annotation in vars(models).items()
+    for name, annotation in vars(fields).items()
     if get_origin(annotation) is Annotated and get_args(annotation)[0] is str
 }
 
@@ -124,8 +126,8 @@ HOST_LIKE = st.text("ab0.-*", min_size=1, max_size=12) | st.from_regex(r"[*a][*.
 @given(HOST_LIKE)
 def test_the_short_host_rules_together_are_the_exact_expression(host: str) -> None:
     """The rules that fit the API server's cost budget accept what one exact expression for a host would accept."""
-    exact = re.fullmatch(rf"([*][.])?{models._DNS_NAME}", host) is not None
-    assert _is_accepted(models.RequestHost, host) == exact
+    exact = re.fullmatch(rf"([*][.])?{fields.DNS_NAME_EXPRESSION}", host) is not None
+    assert _is_accepted(fields.RequestHost, host) == exact
 
 
 def _expressions() -> list[tuple[str, bool, Rule]]:
