@@ -1,12 +1,13 @@
-"""EnvoyProxy spec in, Envoy out: the bootstrap of one tenant's proxy, and how that proxy is drained. Pure.
+"""The bootstrap configuration of one proxy: an EnvoyProxy's spec rendered as the file that Envoy reads. Pure.
 
-Kubernetes objects do not belong here (``desired.py`` mounts what this room renders), nor do rules about what a tenant
-may write (``api.py``). Whatever a tenant writes becomes a value: never a key, a type, a regular expression or a format
-string. Names of things made from tenants' names carry a prefix, so they cannot meet the proxy's own.
+Kubernetes objects do not belong here (``desired.py`` mounts the rendered file), nor does the validation of a spec
+(``api``). Every string of a spec is rendered as a JSON value, never as a key, a type, a regular expression or a format
+string. Names that are derived from a spec carry the prefix ``listener/`` or ``backend/``, so they can't collide with
+the names of internal listeners.
 
-Equal specs give equal text: nothing here depends on a clock, a host or chance, and the order of listeners and backends,
-which are maps by name, does not matter. Field names and meanings are those of Envoy's v3 API; the choices for an
-untrusted network follow "Configuring Envoy as an edge proxy" in its documentation.
+Equal specs render to equal text: the output depends on no clock, host or random number, and not on the order of
+listeners and backends, which are maps keyed by name. Field names and semantics are those of Envoy's v3 API; the
+settings for an untrusted network follow "Configuring Envoy as an edge proxy" in Envoy's documentation.
 """
 
 import json
@@ -20,25 +21,25 @@ from operator_app.envoy.messages import Message, address, extension
 from operator_app.errors import TerminalError
 
 CONFIG_FILE: Final = "envoy.json"
-"""Key in the ConfigMap, and so the file's name."""
+"""Key in the ConfigMap's data, which is also the name of the mounted file."""
 
 CONFIG_DIRECTORY: Final = "/etc/envoy"
-"""Where the ConfigMap is mounted; hides the sample configuration of the official images."""
+"""Mount point of the ConfigMap; it covers the sample configuration of the official images."""
 
 MAX_BYTES: Final = 1_000_000
-"""Upper bound of the rendered text. The API server takes ConfigMaps up to 1 MiB, keys included (``MaxSecretSize``)."""
+"""Upper bound of the rendered text. The API server accepts ConfigMaps up to 1 MiB with keys (``MaxSecretSize``)."""
 
 READABLE_BYTES: Final = 100_000
-"""Up to this size the text is then indented, which triples it and takes Python's encoder several times as long."""
+"""Compact text up to this size is indented, which triples it and takes the encoder several times as long."""
 
 MAX_DOWNSTREAM_CONNECTIONS: Final = 10_000
-"""Client connections of one proxy, over all its listeners; more are closed at once. Bounds memory and descriptors."""
+"""Client connections of one proxy over all listeners; more are closed at once. Bounds memory and file descriptors."""
 
 
 def bootstrap(spec: EnvoyProxySpec) -> Message:
-    """The complete static configuration of the proxy that ``spec`` declares."""
+    """The complete bootstrap configuration of the proxy that ``spec`` declares."""
     return {
-        # No port of the Pod's own address: only a process inside the Pod can reach the admin interface.
+        # Loopback, so that only a process inside the Pod can reach the admin interface.
         "admin": {"address": address("127.0.0.1", ADMIN_PORT), "ignore_global_conn_limit": True},
         "overload_manager": {
             "resource_monitors": [
@@ -60,10 +61,10 @@ def bootstrap(spec: EnvoyProxySpec) -> Message:
 
 
 def render(config: Message) -> str:
-    """``config`` as the text of ``CONFIG_FILE``: sorted, ASCII, indented if people can be expected to read it.
+    """The text of ``CONFIG_FILE``: JSON with sorted keys in ASCII, indented up to ``READABLE_BYTES``.
 
-    Raises ``TerminalError`` if it does not fit into a ConfigMap, which takes thousands of hosts or long paths: every
-    list of the API may be full.
+    Raises ``TerminalError`` if the text is larger than ``MAX_BYTES``. A spec within the API's bounds reaches that only
+    with thousands of long hosts or paths.
     """
     text = json.dumps(config, separators=(",", ":"), sort_keys=True) + "\n"
     if len(text) <= READABLE_BYTES:
@@ -78,5 +79,5 @@ def render(config: Message) -> str:
 
 
 def config_hash(text: str) -> str:
-    """16 hexadecimal digits that change with the rendered text."""
+    """The first 16 hexadecimal digits of the SHA-256 of the rendered text."""
     return sha256(text.encode()).hexdigest()[:16]

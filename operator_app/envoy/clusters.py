@@ -1,4 +1,4 @@
-"""Clusters: the backends of one tenant's proxy. Pure."""
+"""Envoy's clusters: one for each backend of a spec. Pure."""
 
 from ipaddress import ip_address
 from typing import Final
@@ -8,16 +8,19 @@ from operator_app.api.models import Backend, Endpoint
 from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension
 
 MAX_BACKEND_CONNECTIONS: Final = 1024
-"""Connections, waiting and running requests of one backend; beyond that, 503 at once instead of a queue."""
+"""Bound, each, on connections, pending requests and active requests of one backend; beyond it Envoy answers 503."""
 
 
 def cluster_name(backend: str) -> str:
-    """The name of a backend's cluster; the prefix keeps it apart from the proxy's own names."""
+    """The name of the cluster of the backend called ``backend``."""
     return f"backend/{backend}"
 
 
 def cluster(backend: Backend) -> Message:
-    """The cluster that declares ``backend``."""
+    """The cluster that balances over the endpoints of ``backend``.
+
+    STATIC if every endpoint is an IP address, else a DNS cluster, whose names Envoy resolves again while it runs.
+    """
     name = cluster_name(backend.name)
     message: Message = {
         "name": name,
@@ -32,7 +35,7 @@ def cluster(backend: Backend) -> Message:
                 }
             ]
         },
-        # Finds a backend that went away without a word while a connection to it lay idle: after 60 + 3 x 10 s.
+        # Detects that the peer of an idle connection has vanished without FIN or RST, after 60 + 3 x 10 s.
         "upstream_connection_options": {
             "tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 10, "keepalive_probes": 3}
         },
@@ -47,7 +50,7 @@ def cluster(backend: Backend) -> Message:
         "cluster_type": extension(
             "envoy.clusters.dns",
             "clusters.dns.v3.DnsCluster",
-            # AUTO would ask for IPv6 first, and a Pod of a single-stack cluster can't reach what that returns.
+            # AUTO would resolve AAAA first, and a Pod of an IPv4-only cluster can't reach those addresses.
             dns_lookup_family="V4_PREFERRED",
             respect_dns_ttl=True,
             dns_refresh_rate="5s",
@@ -57,7 +60,7 @@ def cluster(backend: Backend) -> Message:
 
 
 def _lb_endpoint(endpoint: Endpoint) -> Message:
-    """A weight belongs to every address that a name resolves to, not to the name."""
+    """One endpoint. Envoy gives each address that a DNS name resolves to the whole weight."""
     return {
         "endpoint": {"address": address(endpoint.host, endpoint.port)},
         "load_balancing_weight": endpoint.weight,

@@ -1,4 +1,7 @@
-"""How one tenant's proxy is drained before its Pod ends. Pure."""
+"""The pre-stop hook, which drains a proxy before its container gets SIGTERM. Pure.
+
+The reasons are in docs/adr/0005-draining.md.
+"""
 
 import json
 from typing import Final
@@ -7,21 +10,25 @@ from operator_app.api.models import ADMIN_PORT
 from operator_app.envoy.messages import Message, address, extension, http_connection_manager, router
 
 DRAIN_S: Final = 20
-"""How long a terminating proxy goes on serving: time for endpoints to be forgotten and for requests to finish."""
+"""Seconds for which a terminating proxy goes on serving.
+
+In that time clients stop using its endpoint and active requests finish.
+"""
 
 TERMINATION_GRACE_S: Final = DRAIN_S + 10
-"""A Pod's grace period: starting to drain, the drain, and Envoy's own exit, with seconds to spare."""
+"""A Pod's termination grace period: the drain, and 10 s for the hook's start and for Envoy's exit."""
 
 
 def pre_stop(drain_s: int = DRAIN_S) -> Message:
-    """The ``lifecycle.preStop`` of a container that drains its Envoy for ``drain_s`` seconds before SIGTERM.
+    """The ``lifecycle.preStop`` of a container, which drains its Envoy for ``drain_s`` seconds before SIGTERM.
 
-    While it runs, the readiness listener answers 503, every HTTP response ends its connection (``connection: close``,
-    GOAWAY) and everything is served, new connections too, since endpoints are forgotten late. TCP connections are left
-    alone. It ends about a second after ``drain_s``, whatever Envoy does, and what then still runs is cut.
+    While the hook runs, the readiness listener answers 503, every HTTP response closes its connection (``connection:
+    close``, GOAWAY), and requests are still served, those of new connections too, since endpoints are removed from load
+    balancers with a delay. TCP connections are not touched. The hook exits about one second after ``drain_s``, whether
+    or not the proxy answers; requests and connections that are then still active are cut by SIGTERM.
 
-    The command is Envoy itself, a second one, as the client of the admin interface: an image without a shell has
-    nothing else, and nothing has to be opened to the network (docs/adr/0005-draining.md).
+    The command starts a second Envoy as a client of the admin interface, because an image without a shell contains no
+    other program, and this way the admin interface stays on loopback.
     """
     config = json.dumps(_drain_bootstrap(drain_s), separators=(",", ":"), sort_keys=True)
     options = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "off")
@@ -29,11 +36,11 @@ def pre_stop(drain_s: int = DRAIN_S) -> Message:
 
 
 def _drain_bootstrap(drain_s: int) -> Message:
-    """An Envoy that fails the proxy's health check, again and again, and ends itself after ``drain_s`` seconds.
+    """The bootstrap of a helper Envoy that fails the proxy's health check every second and exits after ``drain_s``.
 
-    Health checks are the requests that Envoy sends on its own. One goes to the proxy's admin interface; the other, to
-    this Envoy's own, through a listener that holds it back for ``drain_s``. Both interfaces of the helper are abstract
-    sockets of the Pod's network namespace: no port, no file.
+    The only requests that Envoy sends by itself are health checks. One posts to the admin interface of the proxy. The
+    other posts to the helper's own admin interface, through a listener that delays it by ``drain_s`` seconds. The
+    helper binds two abstract Unix sockets in the Pod's network namespace, no port and no file.
     """
     own_admin = {"pipe": {"path": "@operator-app/drain/admin"}}
     delayed = {"pipe": {"path": "@operator-app/drain/delayed"}}
@@ -82,7 +89,7 @@ def _repeated_post(path: str, *, timeout_s: int) -> Message:
         "http_health_check": {"path": path, "method": "POST", "host": "drain"},
         "timeout": f"{timeout_s}s",
         "interval": "1s",
-        # Envoy checks clusters without traffic once a minute unless told otherwise.
+        # The default for clusters without traffic is one check a minute.
         "no_traffic_interval": "1s",
         "no_traffic_healthy_interval": "1s",
         "healthy_threshold": 1,

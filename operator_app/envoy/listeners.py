@@ -1,19 +1,20 @@
-"""Listeners: the ports of one tenant's proxy, and which backend answers what arrives there. Pure.
+"""Envoy's listeners: what each port of a proxy does with the connections that it accepts. Pure.
 
-Which route answers
--------------------
+Route precedence
+----------------
 
-Of all routes of an HTTP listener whose host and path match a request, one answers, decided by, in this order:
+Of all routes of an HTTP listener that match a request's host and path, the first by this order answers:
 
 1. host: an exact host, then a longer ``*.`` wildcard, then a shorter one, then a route without hosts;
 2. path: ``pathExact``, then a longer ``pathPrefix``, then a shorter one, then a route without path;
 3. the order of declaration.
 
-So the routes of ``*.example.com`` also serve ``shop.example.com`` where its own routes do not match. Hosts are compared
-without port, trailing dot and case; ``*.example.com`` takes any number of labels, but not ``example.com``. Paths are
-compared without query, after percent-decoding of unreserved characters and removal of ``//``, ``/./`` and ``/../``.
-``pathPrefix`` ends at a segment's end: ``/api`` and ``/api/`` both take ``/api``, ``/api/`` and ``/api/v1``, not
-``/apiary`` (as Gateway API's ``PathPrefix``). A request that no route takes gets 404 from the proxy.
+A request for ``shop.example.com`` that matches none of its own routes can therefore match a route of ``*.example.com``.
+Hosts are compared without port, trailing dot and case; ``*.example.com`` matches one or more labels before
+``.example.com``, but not ``example.com``. Paths are compared without query, after percent-decoding of unreserved
+characters and resolution of ``//``, ``/./`` and ``/../``. ``pathPrefix`` matches whole segments: ``/api`` and ``/api/``
+both match ``/api``, ``/api/`` and ``/api/v1``, but not ``/apiary`` (as Gateway API's ``PathPrefix``). Envoy answers a
+request that matches no route with 404.
 """
 
 from collections.abc import Iterator
@@ -24,14 +25,17 @@ from operator_app.envoy.clusters import cluster_name
 from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension, http_connection_manager, router
 
 READINESS_PATH: Final = "/ready"
-"""200 once Envoy serves, 503 from the beginning of the drain."""
+"""Answered with 200 once Envoy serves, and with 503 from the start of the drain."""
 
 MAX_READINESS_CONNECTIONS: Final = 128
-"""Connections to the readiness listener, which the bound of the whole proxy leaves out: a full proxy is still ready."""
+"""Bound on connections to the readiness listener.
+
+The bound of the whole proxy does not apply to it, so a proxy at that bound still answers its readiness probe.
+"""
 
 
 def readiness_listener() -> Message:
-    """The listener that answers ``READINESS_PATH`` and nothing else."""
+    """The listener that answers ``GET READINESS_PATH``, and every other request with 404."""
     answer = extension(
         "envoy.filters.http.health_check",
         "filters.http.health_check.v3.HealthCheck",
@@ -49,12 +53,12 @@ def readiness_listener() -> Message:
     )
     serve = http_connection_manager(
         stat_prefix="internal/readiness",
-        # One request at a time on a connection, and no connection for long.
+        # HTTP/1 serves one request at a time on a connection, and a connection is closed after a minute.
         codec_type="HTTP1",
         common_http_protocol_options={"idle_timeout": "10s", "max_connection_duration": "60s"},
         request_headers_timeout="2s",
         max_request_headers_kb=8,
-        # Without a virtual host there is no route: whatever the filter did not answer gets 404.
+        # There is no virtual host and so no route: what the filter does not answer gets 404.
         route_config={"name": "internal/readiness"},
         http_filters=[answer, router()],
     )
@@ -62,7 +66,7 @@ def readiness_listener() -> Message:
 
 
 def listener(declared: Listener) -> Message:
-    """The listener that serves what a tenant has ``declared``."""
+    """The Envoy listener for a ``declared`` listener of the spec, bound to its container port on every IPv4 address."""
     name = f"listener/{declared.name}"
     serve = _http_filter(name, declared.routes) if declared.protocol is Protocol.HTTP else _tcp_filter(name, declared)
     return _tcp_listener(name, declared.container_port, [serve])
@@ -71,7 +75,7 @@ def listener(declared: Listener) -> Message:
 def _tcp_listener(name: str, port: int, filters: list[Message]) -> Message:
     return {
         "name": name,
-        "address": address("0.0.0.0", port),  # noqa: S104  (a proxy listens on its Pod's address, not known before)
+        "address": address("0.0.0.0", port),  # noqa: S104  (the Pod's address is unknown at this time)
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "filter_chains": [{"filters": filters}],
     }
@@ -90,18 +94,18 @@ def _tcp_filter(name: str, listener: Listener) -> Message:
 def _http_filter(name: str, routes: tuple[Route, ...]) -> Message:
     return http_connection_manager(
         stat_prefix=name,
-        # The peer's address is the client's: X-Forwarded-For from outside is not believed.
+        # The TCP peer is taken for the client; X-Forwarded-For of a request is not trusted.
         use_remote_address=True,
         normalize_path=True,
         merge_slashes=True,
-        # An escaped slash could pass one route's prefix and mean another's to the backend.
+        # Else a request with %2F could match one route while its backend reads the path of another.
         path_with_escaped_slashes_action="UNESCAPE_AND_REDIRECT",
         strip_any_host_port=True,
         strip_trailing_host_dot=True,
         common_http_protocol_options={
             "idle_timeout": "3600s",
-            # CGI-like backends can't tell X_User from X-User, so the first could smuggle the second past a check.
-            # Refusing tells the client; dropping the header would change the request in silence.
+            # CGI-like backends can't tell X_User from X-User, so a client could set a header that a check has removed.
+            # A refusal is visible to the client; dropping the header would change the request silently.
             "headers_with_underscores_action": "REJECT_REQUEST",
         },
         http2_protocol_options={
@@ -110,7 +114,7 @@ def _http_filter(name: str, routes: tuple[Route, ...]) -> Message:
             "initial_connection_window_size": 1024 * 1024,
         },
         request_headers_timeout="10s",
-        # The only bound on a request's time, see _route: five minutes without a byte in either direction.
+        # The only bound on the time of a request (see _route): five minutes without a byte in either direction.
         stream_idle_timeout="300s",
         upgrade_configs=[{"upgrade_type": "websocket"}],
         route_config={"name": name, "virtual_hosts": _virtual_hosts(routes)},
@@ -120,10 +124,10 @@ def _http_filter(name: str, routes: tuple[Route, ...]) -> Message:
 
 
 def _virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
-    """One virtual host for all domains that the same routes serve in the same order.
+    """The virtual hosts of a listener, one for all domains that have the same routes in the same order.
 
-    Envoy takes the virtual host with the most specific domain and never looks into another one, so each holds the
-    routes of every wildcard around it. Sharing keeps the configuration from growing with hosts times routes.
+    Envoy searches only the virtual host with the most specific domain, so each one also holds the routes of every
+    wildcard that covers its domains. Sharing bounds the size, which would else grow with hosts times routes.
     """
     by_path = sorted(routes, key=_path_rank)
     by_host: dict[str, list[int]] = {}
@@ -132,7 +136,7 @@ def _virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
             by_host.setdefault(host, []).append(position)
     sharing: dict[tuple[int, ...], list[str]] = {}
     for domain in sorted(by_host):
-        served = dict.fromkeys(position for host in _around(domain) for position in by_host.get(host, ()))
+        served = dict.fromkeys(position for host in _covering(domain) for position in by_host.get(host, ()))
         sharing.setdefault(tuple(served), []).append(domain)
     return [
         {"name": domains[0], "domains": domains, "routes": [_route(by_path[position]) for position in served]}
@@ -140,8 +144,8 @@ def _virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
     ]
 
 
-def _around(domain: str) -> Iterator[str]:
-    """``domain``, itself perhaps a wildcard, and every wildcard that takes all its requests, the narrowest first."""
+def _covering(domain: str) -> Iterator[str]:
+    """``domain`` (a host or a wildcard), then every wildcard that covers it, the most specific first."""
     yield domain
     for position, character in enumerate(domain):
         if character == "." and domain[:position] != "*":
@@ -150,7 +154,10 @@ def _around(domain: str) -> Iterator[str]:
 
 
 def _path_rank(route: Route) -> tuple[bool, int]:
-    """Sorts routes of one host: the exact path first, then the longest prefix; ties keep the order of declaration."""
+    """Sort key for the routes of one host: exact paths first, then the longest prefix.
+
+    The sort is stable, so routes of equal rank keep the order of declaration.
+    """
     exact, prefix = _path(route)
     return exact is None, -len(prefix)
 
@@ -160,7 +167,7 @@ def _hosts(route: Route) -> tuple[str, ...]:
 
 
 def _path(route: Route) -> tuple[str | None, str]:
-    """The exact path, if that is what the route matches, and the prefix, without the slash at its end."""
+    """The exact path or ``None``, then the prefix without its trailing slash, empty if the route has none."""
     if route.match is None:
         return None, ""
     return route.match.path_exact, (route.match.path_prefix or "").rstrip("/")
@@ -174,7 +181,7 @@ def _route(route: Route) -> Message:
         match = {"path_separated_prefix": prefix}
     else:
         match = {"prefix": "/"}
-    # Envoy's own 15 s for a whole response would cut downloads, event streams and WebSockets.
+    # Envoy's default of 15 s for a whole response would cut downloads, event streams and WebSockets.
     return {"match": match, "route": {"cluster": cluster_name(route.backend), "timeout": "0s"}}
 
 
@@ -197,15 +204,16 @@ _CONNECTION_FIELDS: Final = {
     "time": "%START_TIME%",
     "upstream": "%UPSTREAM_HOST%",
 }
-"""Format strings of Envoy, which escapes what they stand for; none contains a word of a tenant's."""
+"""Envoy's format strings of a connection's access log, by JSON key. Envoy escapes the values; none is from a spec."""
 
 _REQUEST_FIELDS: Final = _CONNECTION_FIELDS | {
     "details": "%RESPONSE_CODE_DETAILS%",
     "host": "%REQ(:AUTHORITY):253%",
     "method": "%REQ(:METHOD):16%",
-    # Without the query, where applications put secrets.
+    # Without the query, which may contain secrets.
     "path": "%PATH(NQ):1024%",
     "protocol": "%PROTOCOL%",
     "request_id": "%REQ(X-REQUEST-ID):64%",
     "status": "%RESPONSE_CODE%",
 }
+"""As above, for one HTTP request."""
