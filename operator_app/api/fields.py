@@ -1,4 +1,4 @@
-"""The types of single fields: what one value may be."""
+"""Types of single fields, each with the bounds and rules of one value. Pure."""
 
 import re
 from ipaddress import ip_address
@@ -9,9 +9,10 @@ from pydantic import BeforeValidator, Field
 from operator_app.api.rules import Rule, lacks, matches
 
 LABEL_EXPRESSION: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+"""One label of a DNS name (RFC 1123 section 2.1), in lower case."""
 
-# The last label of a DNS name is never numeric: this tells a name from a mistyped IPv4 address (RFC 1123 section 2.1).
 DNS_NAME_EXPRESSION: Final = f"({LABEL_EXPRESSION}[.])*[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?"
+"""A DNS name whose last label begins with a letter, so that no mistyped IPv4 address matches (RFC 1123 section 2.1)."""
 
 
 def _is_dns_name(value: str) -> bool:
@@ -19,7 +20,7 @@ def _is_dns_name(value: str) -> bool:
 
 
 def _is_ip(value: str) -> bool:
-    """What CEL's ``isIP`` accepts: no zone, no IPv4 address in IPv6 clothes."""
+    """Whether CEL's ``isIP`` accepts ``value``: an address without zone that is not an IPv4-mapped IPv6 address."""
     try:
         address = ip_address(value)
     except ValueError:
@@ -35,7 +36,7 @@ DnsLabel = Annotated[
         "must be lower-case letters, digits and '-', begin with a letter and not end with '-', for example orders-v2",
     ),
 ]
-"""RFC 1035 section 2.3.1, in lower case."""
+"""A DNS label (RFC 1035 section 2.3.1), in lower case."""
 
 PortName = Annotated[
     str,
@@ -45,7 +46,7 @@ PortName = Annotated[
         "must be at most 15 lower-case letters, digits and single '-', and begin with a letter, for example http",
     ),
 ]
-"""Fit for a port of a Service and of a container (RFC 6335 section 5.1); the first letter makes it a DNS label too."""
+"""Valid as the name of a Service's port and of a container's (RFC 6335 section 5.1), and as a DNS label."""
 
 Int32 = Annotated[int, Field(strict=True, json_schema_extra={"format": "int32"})]
 
@@ -64,8 +65,8 @@ DnsName = Annotated[
     ),
 ]
 
-# One exact expression for the many hosts that a proxy may have would break the API server's cost budget for rules;
-# several short ones do not, and each can say what is wrong.
+# One exact expression, for as many hosts as a proxy may have, would exceed the API server's cost limit for CEL rules.
+# Several short ones stay below it, and each has a message of its own.
 RequestHost = Annotated[
     str,
     Field(min_length=1, max_length=253),
@@ -88,7 +89,7 @@ RequestHost = Annotated[
         "must not be an IP address or end in a number: write a DNS name, or leave hosts out to match every host",
     ),
 ]
-"""What ``matches(rf"([*][.])?{DNS_NAME_EXPRESSION}", ...)`` accepts."""
+"""Accepts what ``matches(rf"([*][.])?{DNS_NAME_EXPRESSION}", ...)`` would accept."""
 
 Host = Annotated[
     str,
@@ -97,9 +98,9 @@ Host = Annotated[
         cel=f"isIP(self) || self.matches(r'^({DNS_NAME_EXPRESSION})$')",
         message="must be a DNS name in lower case, for example app.team-a.svc, or an IP address without brackets, for "
         "example 10.0.0.7 or fd00::7; the port has a field of its own",
-        holds=lambda value: _is_ip(value) or _is_dns_name(value),
+        is_valid=lambda value: _is_ip(value) or _is_dns_name(value),
     ),
-    # Envoy is alone in its Pod: a loopback address could only reach its own admin interface.
+    # Envoy is the only container of its Pod, so a loopback address could reach only Envoy's own admin interface.
     Rule(
         cel="isIP(self) ? ip(self).isGlobalUnicast() : self != 'localhost' && !self.endsWith('.localhost')",
         message="must be reachable from other Pods: write the backend's Service name or its own address, not a "
@@ -109,7 +110,7 @@ Host = Annotated[
 
 _PATH_CHARACTERS: Final = "[-A-Za-z0-9._~!&()+,;=:@/]"
 
-Path = Annotated[
+UrlPath = Annotated[
     str,
     Field(min_length=1, max_length=1024),
     matches(
@@ -121,10 +122,10 @@ Path = Annotated[
         cel=r"!self.contains('//') && !self.matches(r'/[.][.]?(/|$)')",
         message="must not contain //, /./ or /../: Envoy resolves them before it compares, so such a path never "
         "matches; write the resolved path",
-        holds=lambda value: "//" not in value and re.search(r"/\.\.?(/|\Z)", value) is None,
+        is_valid=lambda value: "//" not in value and re.search(r"/\.\.?(/|\Z)", value) is None,
     ),
 ]
-"""Characters of a path segment (RFC 3986 section 3.3) without percent-encoding, quote, star and dollar."""
+"""Path characters of RFC 3986 section 3.3, without percent-encoding, quote, star and dollar."""
 
 _IMAGE_PART: Final = "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
 
@@ -144,7 +145,7 @@ Duration = Annotated[
     Rule(
         cel="self.matches(r'^[1-9][0-9]{0,4}(ms|s)$') && duration(self) <= duration('60s')",
         message="must be between 1ms and 60s, as a whole number with its unit, for example 250ms or 5s",
-        holds=lambda value: re.fullmatch("[1-9][0-9]{0,4}(ms|s)", value) is not None and duration_s(value) <= 60,
+        is_valid=lambda value: re.fullmatch("[1-9][0-9]{0,4}(ms|s)", value) is not None and duration_s(value) <= 60,
     ),
 ]
 
@@ -157,11 +158,11 @@ def duration_s(duration: str) -> float:
 
 
 def _quantity_text(value: object) -> object:
-    """YAML's ``cpu: 2`` is a number; a Pod takes it as the text "2", and so do we."""
+    """An integer as text, since a Pod accepts ``cpu: 2`` as the quantity ``"2"``; any other value as it is."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-# Two digits of exponent are more than any amount needs, and keep a hostile "1e999999999" from everybody's arithmetic.
+# Two digits of exponent are enough for any amount; "1e999999999" would make decimal arithmetic arbitrarily slow.
 _QUANTITY: Final = "[+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?"
 
 Quantity = Annotated[
@@ -171,11 +172,14 @@ Quantity = Annotated[
     Rule(
         cel=f"string(self).matches(r'^({_QUANTITY})$')",
         message="must be a quantity that is not negative, for example 250m or 2 for cpu, 256Mi for memory",
-        holds=lambda value: re.fullmatch(_QUANTITY, value) is not None,
+        is_valid=lambda value: re.fullmatch(_QUANTITY, value) is not None,
     ),
 ]
-"""``resource.Quantity`` of the core API without a minus sign: nobody can ask for less than nothing."""
+"""``resource.Quantity`` of the core API, without negative values."""
 
-# DNS lets a TTL go up to 2^31-1 (RFC 2181 section 8). A day is the most that a name may be wrong after a change, and 0
-# would send every look-up to the name server.
 Ttl = Annotated[Int32, Field(ge=1, le=86_400)]
+"""Time to live of a DNS record in seconds.
+
+DNS allows 0 to 2^31-1 (RFC 2181 section 8). One day bounds how long a resolver may return an old record after a change;
+0 would disable caching, so that every look-up reaches the name server.
+"""

@@ -1,12 +1,12 @@
-"""The EnvoyProxy API: pydantic models that are the one source of the CRD, of its defaults, texts and rules.
+"""The EnvoyProxy: the pydantic models that define its schema, defaults, field descriptions and rules. Pure.
 
-What a user may write is declared here once. ``crd.py`` turns these models into the CustomResourceDefinitions under
-``manifests/crd``; the operator parses stored objects with the same models. No I/O, no Kubernetes client, no Envoy.
+``crd.py`` derives the CustomResourceDefinition under ``manifests/crd`` from these models, and the operator parses
+stored objects with them, so the two can't differ. The objects that the operator itself writes are in ``records.py``.
 
-The docstring under a field is its ``kubectl explain`` text. A ``Rule`` stands at what it protects: on a type when it
-judges one value, in a model's ``rules`` when it compares fields. The API server refuses what breaks a rule with the
-rule's message, which says what to write instead; the models refuse the same again, for objects that no API server has
-judged (``render -f``) or that were stored under older rules.
+The docstring under a field is its ``kubectl explain`` text. A rule about one value belongs to the value's type
+(``fields.py``), a rule that compares fields to the ``rules`` of their model. The API server refuses an object that
+violates a rule with the rule's message. The models check the rules again, for objects that no API server has validated
+(``render -f``) and for objects that were stored under older rules.
 """
 
 import re
@@ -25,13 +25,13 @@ from operator_app.api.fields import (
     Image,
     Int32,
     Int64,
-    Path,
     Port,
     PortName,
     Quantity,
     RequestHost,
     TargetPort,
     Ttl,
+    UrlPath,
 )
 from operator_app.api.kinds import GROUP
 from operator_app.api.rules import ApiModel, MapBy, Rule, all_distinct
@@ -40,13 +40,13 @@ MAX_NAME_LENGTH: Final = 57
 """``<name>-envoy`` names a Service, which is a DNS label of at most 63 characters (RFC 1035 section 2.3.1)."""
 
 PRIVILEGED_PORT_OFFSET: Final = 10_000
-"""Envoy runs without the right to bind ports below 1024, so those are moved up by this much inside the Pod."""
+"""Added to a port below 1024 inside the Pod, because Envoy runs without the capability to bind such ports."""
 
 ADMIN_PORT: Final = 19000
-"""Envoy's admin interface, on loopback only. Not available as a ``targetPort``."""
+"""Port of Envoy's admin interface, on loopback only. Not available as a ``targetPort``."""
 
 READINESS_PORT: Final = 19001
-"""The listener that answers the readiness probe and nothing else. Not available as a ``targetPort``."""
+"""Port of the listener that answers only the readiness probe. Not available as a ``targetPort``."""
 
 
 class Protocol(StrEnum):
@@ -71,7 +71,7 @@ class RouteMatch(ApiModel):
         Rule(
             cel="!(has(self.pathPrefix) && has(self.pathExact))",
             message="must have one of pathPrefix and pathExact, not both: remove one, or write two routes",
-            holds=lambda match: match.path_prefix is None or match.path_exact is None,
+            is_valid=lambda match: match.path_prefix is None or match.path_exact is None,
         ),
     )
 
@@ -80,11 +80,11 @@ class RouteMatch(ApiModel):
     stands for one or more labels: *.example.com takes a.example.com and a.b.example.com, but not example.com. Left
     out: every host. At most 16."""
 
-    path_prefix: Path | None = None
+    path_prefix: UrlPath | None = None
     """Takes this path and every path below it: /api takes /api and /api/v1, but not /apiary. At most 1024 characters.
     Left out together with pathExact: every path."""
 
-    path_exact: Path | None = None
+    path_exact: UrlPath | None = None
     """Takes this path alone, for example /healthz. Query and fragment of the request do not count. At most 1024
     characters."""
 
@@ -114,13 +114,13 @@ class Listener(ApiModel):
             cel=f"!({_container_port('self')} in [{ADMIN_PORT}, {READINESS_PORT}])",
             message=f"the proxy itself needs {ADMIN_PORT} and {READINESS_PORT} inside the Pod: set targetPort to "
             "another port, for example 8080; port may stay",
-            holds=lambda listener: listener.container_port not in {ADMIN_PORT, READINESS_PORT},
+            is_valid=lambda listener: listener.container_port not in {ADMIN_PORT, READINESS_PORT},
         ),
         Rule(
             cel="self.protocol != 'TCP' || (self.routes.size() == 1 && !has(self.routes[0].match))",
             message="a TCP listener must have exactly one route, without match: keep the one backend, or set "
             "protocol to HTTP",
-            holds=lambda listener: (
+            is_valid=lambda listener: (
                 listener.protocol is not Protocol.TCP
                 or (len(listener.routes) == 1 and listener.routes[0].match is None)
             ),
@@ -197,14 +197,14 @@ class Service(ApiModel):
             cel=f"!has(self.annotations) || self.annotations.all(k, k.matches(r'^({_ANNOTATION_KEY})$'))",
             message="every key must be a qualified name, for example example.com/owner: letters, digits, '-', '_' "
             "and '.', with an optional lower-case DNS name and '/' before it",
-            holds=lambda service: all(re.fullmatch(_ANNOTATION_KEY, key) for key in service.annotations),
+            is_valid=lambda service: all(re.fullmatch(_ANNOTATION_KEY, key) for key in service.annotations),
             field=".annotations",
         ),
         Rule(
             cel="!has(self.annotations) || "
             f"self.annotations.all(k, !k.startsWith('{GROUP}/') && k != '{_LAST_APPLIED}')",
             message=f"keys under {GROUP}/ belong to the operator and {_LAST_APPLIED} to kubectl: use a key of your own",
-            holds=lambda service: (
+            is_valid=lambda service: (
                 not any(key.startswith(f"{GROUP}/") or key == _LAST_APPLIED for key in service.annotations)
             ),
             field=".annotations",
@@ -234,11 +234,11 @@ def _are_resource_names(amounts: dict[str, str]) -> bool:
 Amounts = Annotated[
     dict[str, Quantity],
     Field(max_length=8),
-    # A Pod takes other resources too, but Envoy would not use them: huge pages and devices need more than a request.
+    # A Pod accepts other resources too (huge pages, devices), but Envoy can't use them.
     Rule(
         cel=f"self.all(name, name in {list(_RESOURCE_NAMES)})",
         message="every key must be one of cpu, memory and ephemeral-storage: the proxy can't use any other resource",
-        holds=_are_resource_names,
+        is_valid=_are_resource_names,
     ),
 ]
 
@@ -272,7 +272,7 @@ class Registration(ApiModel):
         Rule(
             cel="has(self.hostname) || !(has(self.ttl) || has(self.registry))",
             message="ttl and registry say how a hostname is published: add the hostname, or remove them",
-            holds=lambda registration: (
+            is_valid=lambda registration: (
                 registration.hostname is not None or (registration.ttl is None and registration.registry is None)
             ),
             field=".hostname",
@@ -306,7 +306,7 @@ class EnvoyProxySpec(ApiModel):
             cel="self.listeners.all(l, self.listeners.exists_one(o, o.port == l.port))",
             message="every listener must have a port of its own: change one of the equal ports, or move its routes to "
             "the other listener",
-            holds=lambda spec: all_distinct(listener.port for listener in spec.listeners),
+            is_valid=lambda spec: all_distinct(listener.port for listener in spec.listeners),
             field=".listeners",
         ),
         Rule(
@@ -314,14 +314,14 @@ class EnvoyProxySpec(ApiModel):
             f"{_container_port('o')} == {_container_port('l')}))",
             message="every listener must have a port of its own inside the Pod (targetPort, else port, which is raised "
             f"by {PRIVILEGED_PORT_OFFSET} where it is below 1024): set targetPort to a free port of 1024 or above",
-            holds=lambda spec: all_distinct(listener.container_port for listener in spec.listeners),
+            is_valid=lambda spec: all_distinct(listener.container_port for listener in spec.listeners),
             field=".listeners",
         ),
         Rule(
             cel="self.listeners.all(l, l.routes.all(r, self.backends.exists(b, b.name == r.backend)))",
             message="every route's backend must be declared: add it to spec.backends, or write the name of one that is "
             "there",
-            holds=lambda spec: (
+            is_valid=lambda spec: (
                 {route.backend for listener in spec.listeners for route in listener.routes}
                 <= {backend.name for backend in spec.backends}
             ),
@@ -438,16 +438,16 @@ class EnvoyProxy(ApiModel):
 
 
 def parse_spec(obj: dict[str, Any]) -> EnvoyProxySpec:
-    """The spec of a stored EnvoyProxy. Raises ``pydantic.ValidationError`` for what the CRD's schema would refuse."""
+    """The spec of an EnvoyProxy. Raises ``pydantic.ValidationError`` if it violates the schema or a rule."""
     return EnvoyProxySpec.model_validate(obj.get("spec") or {})
 
 
 def sentence(error: ValidationError) -> str:
-    """The first thing that is wrong with a spec, as ``spec.<field>: what``; ``spec: what`` for a rule about it all."""
+    """The first error of a spec as ``spec.<field>: message``, or ``spec: message`` for a rule of the whole spec."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(('spec', *map(str, first['loc'])))}: {problem_of(first)}"
 
 
 def problem_of(details: ErrorDetails) -> str:
-    """Pydantic's message without the name of the Python exception that a rule was written with."""
+    """Pydantic's message of one error, without the name of the Python exception that the rule raised."""
     return details["msg"].removeprefix("Value error, ")

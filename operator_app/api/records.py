@@ -1,4 +1,4 @@
-"""The models of the in-cluster registry: the records that the operator alone writes."""
+"""The records of the in-cluster registry, which only the operator writes: ProxyRegistration, HostnameClaim. Pure."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar

@@ -1,4 +1,4 @@
-"""The grammar of the API's rules: each is written once and judged by the API server as by the models."""
+"""Validation rules, each stated once and enforced by both the API server (as CEL) and the models (in Python). Pure."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -15,17 +15,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One sentence of the API's grammar, in the two languages that judge it.
+    """One validation rule of a field or of a model.
 
-    ``cel`` is what the API server evaluates (``x-kubernetes-validations``), ``holds`` the same spec for the
-    models. ``holds`` is None where the API server alone judges: the object's name or history, what the child's own
-    validation refuses as well, and what is unwise but harmless to render. ``field`` is the member that an error of a
-    model's rule is reported at (``fieldPath``), as ``.listeners``.
+    ``cel`` is the expression that the API server evaluates (``x-kubernetes-validations``), ``is_valid`` the same
+    predicate for the models. ``is_valid`` is ``None`` if only the API server enforces the rule: rules about the
+    object's name or old value, rules that a child's own validation repeats, and rules whose violation renders to valid
+    children. ``message`` says what to write instead. ``field`` is the member at which the API server reports the error
+    of a model's rule (``fieldPath``), for example ``.listeners``.
     """
 
     cel: str
     message: str
-    holds: Callable[[Any], bool] | None = None
+    is_valid: Callable[[Any], bool] | None = None
     field: str | None = None
 
     @property
@@ -35,8 +36,8 @@ class Rule:
         return entry | {"fieldPath": self.field} if self.field else entry
 
     def check(self, value: T) -> T:
-        """``value`` itself. Raises ``ValueError`` with the rule's message if the rule is broken."""
-        if self.holds is not None and not self.holds(value):
+        """Return ``value``. Raises ``ValueError`` with the rule's message if ``value`` is not valid."""
+        if self.is_valid is not None and not self.is_valid(value):
             raise ValueError(self.message)
         return value
 
@@ -50,25 +51,25 @@ class Rule:
 
 
 def matches(expression: str, message: str) -> Rule:
-    """A rule for a whole string. ``expression`` is RE2 without quotes, anchors and Unicode classes.
+    """A rule that ``expression`` matches the whole string.
 
-    Within that subset Go's engine and Python's agree, and no expression here can be matched in two ways, so that
-    Python's backtracking stays linear.
+    ``expression`` is in RE2 syntax without quotes, anchors and Unicode classes. For that subset Go's engine and
+    Python's agree. No text may match an expression in two ways, which keeps Python's backtracking linear.
     """
     return Rule(
         cel=f"self.matches(r'^({expression})$')",
         message=message,
-        holds=lambda value: re.fullmatch(expression, value) is not None,
+        is_valid=lambda value: re.fullmatch(expression, value) is not None,
     )
 
 
 def lacks(expression: str, message: str) -> Rule:
-    """A rule for what occurs nowhere in a string. ``expression`` is as for :func:`matches`, anchors allowed."""
+    """A rule that ``expression`` matches no part of the string; its syntax as for :func:`matches`, with anchors."""
     python_expression = expression.replace("$", r"\Z")
     return Rule(
         cel=f"!self.matches(r'{expression}')",
         message=message,
-        holds=lambda value: re.search(python_expression, value) is None,
+        is_valid=lambda value: re.search(python_expression, value) is None,
     )
 
 
@@ -80,12 +81,12 @@ def all_distinct(values: Iterable[object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MapBy:
-    """The list is a map by ``key`` for the API server, which then refuses an equal key and merges entry by entry."""
+    """Makes a list a map keyed by ``key``: the API server refuses duplicate keys and merges the items by key."""
 
     key: str
 
     def check(self, entries: tuple[Any, ...]) -> tuple[Any, ...]:
-        """``entries`` themselves. Raises ``ValueError`` if two of them have the same key."""
+        """Return ``entries``. Raises ``ValueError`` if two of them have the same key."""
         if not all_distinct(getattr(entry, self.key) for entry in entries):
             raise ValueError(f"every entry must have a {self.key} of its own")
         return entries
@@ -103,7 +104,7 @@ def _add_rules(schema: dict[str, Any], model: type[Any]) -> None:
 
 
 class ApiModel(BaseModel):
-    """Common settings: camelCase on the wire, immutable, unknown fields ignored (a newer CRD may have more)."""
+    """Base of the API's models: camelCase in JSON, immutable, unknown fields ignored (a newer CRD may have more)."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -115,10 +116,10 @@ class ApiModel(BaseModel):
     )
 
     rules: ClassVar[tuple[Rule, ...]] = ()
-    """What must hold between the fields of one object of this model."""
+    """Rules about several fields of one object of this model."""
 
     @model_validator(mode="after")
-    def _obey_rules(self) -> Self:
+    def _check_rules(self) -> Self:
         for rule in self.rules:
             rule.check(self)
         return self
