@@ -1,6 +1,6 @@
-"""Envoy as a process on loopback, with HTTP backends behind it.
+"""Envoy as a process on loopback, with HTTP backends.
 
-Its ports are replaced by free ones; nothing else of a configuration is changed.
+The ports of a configuration are replaced by free ones; nothing else of it is changed.
 """
 
 import json
@@ -41,7 +41,7 @@ def eventually(probe: Callable[[], T | None], what: str) -> T:
 
 
 class EnvoyProcess:
-    """A running Envoy. ``port`` tells where a listener of the spec, or ``internal/readiness``, really listens."""
+    """A running Envoy. ``port`` returns the real port of a listener of the spec or of ``internal/readiness``."""
 
     def __init__(self, config: dict[str, Any], directory: Path) -> None:
         config = json.loads(bootstrap.render(config))
@@ -75,7 +75,7 @@ class EnvoyProcess:
         return int(text.rpartition(":")[2]) if text else None
 
     def admin(self, path: str) -> str:
-        """The admin interface's answer to a GET."""
+        """The body that the admin interface returns for a GET, empty if the request fails."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}{path}", timeout=DEADLINE_S) as answer:
                 return str(answer.read().decode())
@@ -83,11 +83,11 @@ class EnvoyProcess:
             return ""
 
     def port(self, name: str) -> int:
-        """Where ``name`` listens."""
+        """The port of the listener called ``name``."""
         return int(self._ports.get(f"listener/{name}", self._ports.get(name, 0)))
 
     def get(self, listener: str, path: str, host: str = "any.test", **headers: str) -> tuple[int, str, dict[str, str]]:
-        """Status, body and headers of one request on a connection of its own. Underscores in header names stay."""
+        """Status, body and headers of one request on a new connection. Underscores in header names are kept."""
         with closing(HTTPConnection("127.0.0.1", self.port(listener), timeout=DEADLINE_S)) as connection:
             return exchange(connection, path, host, **headers)
 
@@ -105,13 +105,13 @@ def exchange(
 
 
 class _Answer(BaseHTTPRequestHandler):
-    """Says which backend it is and which path it saw, or for ``/headers`` which headers.
+    """Responds with the backend's name and the request's path, to ``/headers`` with the request's headers.
 
-    ``/slow`` waits until the test lets it go.
+    The response to ``/slow`` waits for ``slow_released``.
     """
 
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # One packet for an answer: two would wait for each other's acknowledgement.
+    wbufsize = -1  # One packet per response: two would wait for a delayed acknowledgement.
 
     def do_GET(self) -> None:
         backend = cast("Backend", self.server)
@@ -126,7 +126,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name is the base class's
-        """Nothing: the test's own assertions say what went wrong."""
+        """Log nothing."""
 
 
 class Backend(ThreadingHTTPServer):
@@ -142,7 +142,7 @@ class Backend(ThreadingHTTPServer):
 
 @contextmanager
 def backend(name: str) -> Iterator[Backend]:
-    """An HTTP server on loopback that answers with its name."""
+    """An HTTP server on loopback that responds with its name."""
     with Backend(name) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -159,5 +159,5 @@ def declared(server: Backend, host: str = "127.0.0.1") -> dict[str, Any]:
 
 
 def running(spec: EnvoyProxySpec, directory: Path) -> EnvoyProcess:
-    """The proxy that ``spec`` declares, to be entered."""
+    """The Envoy that ``spec`` declares, as a context manager that starts and stops it."""
     return EnvoyProcess(bootstrap.bootstrap(spec), directory)

@@ -15,7 +15,7 @@ ACCEPTED = cases.accepted()
 
 
 def validated(config: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """What Envoy says about a configuration, without serving it."""
+    """The result of Envoy's ``--mode validate`` for a configuration."""
     path = directory / bootstrap.CONFIG_FILE
     path.write_text(config)
     return subprocess.run(
@@ -28,15 +28,15 @@ def validated(config: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_envoy_accepts_every_shape(name: str, tmp_path: Path) -> None:
-    """Every shape of listener with every shape of backend is valid, and neither deprecated nor worth a warning."""
+def test_envoy_accepts_every_spec(name: str, tmp_path: Path) -> None:
+    """Every kind of listener with every kind of backend is valid, without a warning or a deprecated field."""
     result = validated(bootstrap.render(bootstrap.bootstrap(ACCEPTED[name])), tmp_path)
     assert result.returncode == 0, result.stdout[-500:] + result.stderr[-500:]
     assert not result.stderr
 
 
 def test_envoy_accepts_the_drain_helper(tmp_path: Path) -> None:
-    """The configuration that the hook carries is valid and not deprecated."""
+    """The configuration of the pre-stop hook is valid and has no deprecated field."""
     command = drain.pre_stop()["exec"]["command"]
     result = validated(command[command.index("--config-yaml") + 1], tmp_path)
     assert result.returncode == 0, result.stdout[-500:] + result.stderr[-500:]

@@ -1,4 +1,4 @@
-"""Envoy drains without loss while the pre-stop hook runs. No Kubernetes is needed."""
+"""The pre-stop hook drains a running Envoy without failed requests. No Kubernetes is needed."""
 
 import socket
 import subprocess
@@ -26,14 +26,14 @@ pytestmark = NEEDS_ENVOY
 
 
 def hook(proxy_admin_port: int, drain_s: int) -> list[str]:
-    """The hook's command, for an Envoy whose admin port is another one and beside other tests on this machine."""
+    """The hook's command with another admin port, and with socket names that no other test uses."""
     _, *arguments = drain.pre_stop(drain_s)["exec"]["command"]
     arguments = [each.replace(f'"port_value":{ADMIN_PORT}', f'"port_value":{proxy_admin_port}') for each in arguments]
     return [str(ENVOY), *(each.replace("@operator-app/", f"@{proxy_admin_port}/") for each in arguments)]
 
 
 class Client(threading.Thread):
-    """Sends requests one after the other, on a connection that is kept until the proxy says ``close``."""
+    """Sends one request after the other, on a connection that is kept until a response closes it."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Client(threading.Thread):
         self.failures: list[str] = []
 
     def run(self) -> None:
-        """Until ``done`` is set; the last connection is closed in between two requests."""
+        """Send requests until ``done`` is set, then close the connection."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         while not self.done.wait(0.005):
             try:
@@ -60,10 +60,10 @@ class Client(threading.Thread):
 
 
 def test_draining_loses_nothing(tmp_path: Path) -> None:
-    """No request fails while the hook runs, and every response asks its connection to end.
+    """No request fails while the hook runs, and every response closes its connection.
 
-    Readiness is 503 at once, a request in flight finishes, new connections are served, a TCP connection stays; then the
-    hook ends by itself, and SIGTERM finds nothing left to cut.
+    Readiness changes to 503 during the drain, an active request finishes, new connections are served, a TCP connection
+    stays open; then the hook exits by itself, and SIGTERM ends Envoy with status 0.
     """
     drain_s = 3
     with backend("app") as app:
@@ -105,8 +105,8 @@ def test_draining_loses_nothing(tmp_path: Path) -> None:
         assert proxy.process.returncode == 0
 
 
-def test_hook_ends_without_a_proxy() -> None:
-    """The hook takes its time and ends well even if the proxy's admin interface does not answer at all."""
+def test_hook_exits_although_the_proxy_does_not_answer() -> None:
+    """The hook exits with status 0 after ``drain_s``, even if the proxy's admin interface does not respond."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         started = time.monotonic()
         assert subprocess.run(hook(silent.getsockname()[1], 1), check=False, timeout=DEADLINE_S).returncode == 0

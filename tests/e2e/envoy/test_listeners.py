@@ -1,4 +1,4 @@
-"""Envoy routes as documented, and its internal interfaces answer nothing else. No Kubernetes is needed."""
+"""Requests through a running Envoy: routes, headers, access log and internal interfaces. No Kubernetes is needed."""
 
 import json
 import random
@@ -31,14 +31,14 @@ BACKENDS = ("b0", "b1", "b2", "b3", "b4", "b5")
 
 @pytest.fixture(scope="module")
 def backends() -> Iterator[list[Backend]]:
-    """Six HTTP backends that tell their name."""
+    """Six HTTP backends that respond with their name."""
     with ExitStack() as stack:
         yield [stack.enter_context(backend(name)) for name in BACKENDS]
 
 
 @pytest.fixture(scope="module")
 def proxy(backends: list[Backend]) -> Iterator[EnvoyProcess]:
-    """A proxy with an HTTP listener that has a route of every kind, one with a route for all, and a TCP listener."""
+    """An Envoy with an HTTP listener with every kind of route, one with a catch-all route, and a TCP listener."""
     routes = [
         {"backend": "b0", "match": {"pathPrefix": "/api/"}},
         {"backend": "b1", "match": {"pathPrefix": "/api/v1"}},
@@ -81,15 +81,15 @@ def proxy(backends: list[Backend]) -> Iterator[EnvoyProcess]:
         ("other.test", "/%61pi/v1", "b2"),
     ],
 )
-def test_hosts_and_paths_decide(proxy: EnvoyProcess, host: str, path: str, answers: str | None) -> None:
-    """Host before path, exact before prefix, longer before shorter, whole segments; no match is 404."""
+def test_host_and_path_select_the_route(proxy: EnvoyProcess, host: str, path: str, answers: str | None) -> None:
+    """Host precedes path, exact precedes prefix, longer precedes shorter, prefixes match whole segments; else 404."""
     status, body, _ = proxy.get("http", path, host)
     assert (status, body.partition(" ")[0] or None) == ((200, answers) if answers else (404, None))
 
 
-def test_the_model_of_the_precedence_is_envoys(backends: list[Backend], tmp_path: Path) -> None:
-    """Over hundreds of requests to overlapping routes, real Envoy answers as the documented precedence says."""
-    chance = random.Random(20260729)  # noqa: S311  # any fixed sequence of overlapping routes will do
+def test_envoy_follows_the_documented_precedence(backends: list[Backend], tmp_path: Path) -> None:
+    """For hundreds of requests to overlapping routes, Envoy selects the route of the documented precedence."""
+    chance = random.Random(20260729)  # noqa: S311  # any fixed sequence will do
     hosts = ["example.com", "shop.example.com", "a.shop.example.com", "other.org"]
     patterns = [*hosts, "*.example.com", "*.shop.example.com", "*.com"]
     paths = ["/", "/api", "/api/v1", "/api/v1/users", "/apiary"]
@@ -117,18 +117,18 @@ def test_the_model_of_the_precedence_is_envoys(backends: list[Backend], tmp_path
 
 
 def test_escaped_slash_is_redirected_to_the_plain_path(proxy: EnvoyProcess) -> None:
-    """An escaped slash can't carry a request past one route's prefix to a backend that reads it as a slash."""
+    """A path with ``%2F`` is redirected to the path with ``/``, so Envoy and the backend read the same path."""
     status, _, headers = proxy.get("http", "/api%2Fv1")
     assert (status, headers["location"]) == (307, "/api/v1")
 
 
 def test_header_with_underscore_is_refused(proxy: EnvoyProcess) -> None:
-    """A header that a CGI-like backend would mistake for another one does not reach it."""
+    """A request with an underscore in a header name gets 400; CGI-like backends would read ``_`` as ``-``."""
     assert proxy.get("all", "/", x_forwarded_user="root")[0] == 400
 
 
 def test_a_client_cannot_claim_another_address(proxy: EnvoyProcess) -> None:
-    """What a client says about itself is followed by the address that Envoy saw, and is not believed by Envoy."""
+    """Envoy appends the peer's address to a client's ``X-Forwarded-For`` and removes its ``X-Envoy-Internal``."""
     status, body, _ = proxy.get("all", "/headers", **{"x-forwarded-for": "10.0.0.1", "x-envoy-internal": "true"})
     seen = json.loads(body)
     assert status == 200
@@ -137,8 +137,8 @@ def test_a_client_cannot_claim_another_address(proxy: EnvoyProcess) -> None:
     assert "x-envoy-internal" not in seen
 
 
-def test_tcp_listener_passes_bytes_on(proxy: EnvoyProcess) -> None:
-    """A TCP listener hands the connection to its backend as it is."""
+def test_tcp_listener_forwards_bytes(proxy: EnvoyProcess) -> None:
+    """A TCP listener forwards the bytes of a connection unchanged."""
     with closing(HTTPConnection("127.0.0.1", proxy.port("tcp"), timeout=DEADLINE_S)) as connection:
         status, body, headers = exchange(connection, "/raw")
     assert (status, body) == (200, "b5 /raw")
@@ -146,8 +146,8 @@ def test_tcp_listener_passes_bytes_on(proxy: EnvoyProcess) -> None:
 
 
 def test_a_name_is_resolved(backends: list[Backend], tmp_path: Path) -> None:
-    """A backend with a DNS name among its endpoints is reached at what the name resolves to."""
-    # Nothing listens on 127.0.0.3, so only the name can have led to the answer.
+    """An endpoint with a DNS name is reached at an address that the name resolves to."""
+    # Nothing listens on 127.0.0.3, so a response of 200 comes from the resolved name.
     endpoints = [{"host": "localhost", "port": backends[0].server_port}, {"host": "127.0.0.3", "port": 1}]
     spec = cases.spec([cases.http({"backend": "b0"})], [{"name": "b0", "endpoints": endpoints}])
     with running(spec, tmp_path) as proxy:
@@ -155,11 +155,11 @@ def test_a_name_is_resolved(backends: list[Backend], tmp_path: Path) -> None:
 
 
 def test_access_log_is_one_json_line_without_the_query(backends: list[Backend], tmp_path: Path) -> None:
-    """Each request is one JSON object on stdout; hostile text is escaped, and the query is left out."""
+    """Each request is one JSON object on stdout, with special characters escaped and without the query."""
     spec = cases.spec([cases.http({"backend": "b5"})], [declared(backends[5])])
     with running(spec, tmp_path) as proxy:
         assert proxy.get("http", '/"},{"%REQ(:PATH)%?password=hunter2', "log.test")[0] == 200
-    # Envoy writes what it has buffered when it ends, else every ten seconds.
+    # Envoy flushes its buffer when it exits, else every ten seconds.
     log = proxy.log_path.read_text()
     (entry,) = (json.loads(line) for line in log.splitlines() if "log.test" in line)
     assert (entry["status"], entry["method"], entry["host"], entry["cluster"]) == (200, "GET", "log.test", "backend/b5")
@@ -181,14 +181,14 @@ def test_access_log_is_one_json_line_without_the_query(backends: list[Backend], 
     ],
 )
 def test_readiness_listener_serves_one_path(proxy: EnvoyProcess, method: str, path: str, status: int) -> None:
-    """The readiness listener answers ``GET /ready`` and nothing else: no admin path, no route of the tenant's."""
+    """The readiness listener serves ``GET /ready`` only: no path of the admin interface and no route of the spec."""
     with closing(HTTPConnection("127.0.0.1", proxy.port("internal/readiness"), timeout=DEADLINE_S)) as connection:
         found, body, _ = exchange(connection, path, "shop.example.com", method)
     assert (found, body) == (status, "")
 
 
 def test_admin_interface_is_reachable_on_one_loopback_address_only(proxy: EnvoyProcess) -> None:
-    """127.0.0.2 stands for any address that is not 127.0.0.1: listeners answer there, the admin interface does not."""
+    """On 127.0.0.2, which stands for any other address, listeners accept connections; the admin interface does not."""
     assert proxy.admin("/ready") == "LIVE\n"
     with socket.create_connection(("127.0.0.2", proxy.port("all")), DEADLINE_S):
         pass

@@ -23,7 +23,7 @@ matches = st.fixed_dictionaries(
 
 @st.composite
 def route_lists(draw: st.DrawFn) -> tuple[Route, ...]:
-    """Routes that overlap a lot; each has a backend of its own, so that the winner can be told."""
+    """Routes that overlap; each has a backend of its own, which identifies the route that answers."""
     routes: list[dict[str, Any]] = []
     for position, drawn in enumerate(draw(st.lists(matches, min_size=1, max_size=8))):
         match = {"hosts": drawn.get("hosts", [])}

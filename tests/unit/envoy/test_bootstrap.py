@@ -1,4 +1,4 @@
-"""The whole configuration as data; ``tests/e2e/envoy`` gives it to Envoy."""
+"""The whole configuration as data; ``tests/e2e/envoy`` runs Envoy with it."""
 
 import json
 import re
@@ -20,7 +20,7 @@ ACCEPTED = cases.accepted()
 
 @pytest.mark.parametrize("name", sorted(ACCEPTED.keys() - {"hostile"}))
 def test_equal_specs_give_equal_text(name: str) -> None:
-    """Parsing the same spec again, with its keys in another order, gives the same bytes and the same hash."""
+    """A spec and the same spec with its keys in reverse order render to the same bytes and the same hash."""
     original = ACCEPTED[name]
     turned = EnvoyProxySpec.model_validate(reversed_keys(original.model_dump(by_alias=True, exclude_none=True)))
     first, second = (bootstrap.render(bootstrap.bootstrap(spec)) for spec in (original, turned))
@@ -35,8 +35,8 @@ def reversed_keys(value: object) -> object:
     return [reversed_keys(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def test_order_of_maps_by_name_does_not_matter() -> None:
-    """Listeners and backends are keyed by name, so their order in the list changes nothing."""
+def test_order_of_listeners_and_backends_does_not_matter() -> None:
+    """Listeners and backends are maps keyed by name, so their order does not change the text."""
     listeners = [cases.http(), cases.tcp(backend="db")]
     backends = [{"name": name, "endpoints": cases.ENDPOINTS["DNS"]} for name in ("app", "db")]
     forward, backward = cases.spec(listeners, backends), cases.spec(listeners[::-1], backends[::-1])
@@ -45,7 +45,7 @@ def test_order_of_maps_by_name_does_not_matter() -> None:
 
 @given(route_lists(), st.randoms(use_true_random=False))
 def test_order_of_hosts_does_not_matter(routes: tuple[Route, ...], chance: Random) -> None:
-    """A route's hosts are a set: their order and repetition change nothing."""
+    """A route's hosts are a set, so their order and duplicates do not change the configuration."""
     shuffled = []
     for route in routes:
         hosts = list(route.match.hosts) if route.match else []
@@ -61,8 +61,8 @@ def _spec_of(routes: tuple[Route, ...]) -> EnvoyProxySpec:
     return base.model_copy(update={"listeners": (listener,)})
 
 
-def test_hash_tells_configurations_apart() -> None:
-    """Another port of a backend is another hash; the hash is 16 hexadecimal digits."""
+def test_different_configurations_have_different_hashes() -> None:
+    """Two configurations that differ in one port have different hashes of 16 hexadecimal digits."""
     hashes = {
         bootstrap.config_hash(
             bootstrap.render(
@@ -78,7 +78,7 @@ def test_hash_tells_configurations_apart() -> None:
 
 
 def test_text_is_indented_ascii_with_sorted_keys() -> None:
-    """The text is JSON that people and ``diff`` can read: sorted, indented by two, ASCII, one newline at the end."""
+    """The text is readable JSON: sorted keys, an indentation of two, ASCII, one newline at the end."""
     config = bootstrap.bootstrap(cases.spec([cases.http()]))
     text = bootstrap.render(config)
     assert json.loads(text) == config
@@ -87,15 +87,15 @@ def test_text_is_indented_ascii_with_sorted_keys() -> None:
     assert text.endswith("}\n")
 
 
-def test_every_list_full_still_fits_a_config_map() -> None:
-    """A spec with every list full is rendered without indentation, and stays below what a ConfigMap holds."""
+def test_the_largest_spec_fits_into_a_config_map() -> None:
+    """A spec with full lists is rendered without indentation, to at most ``MAX_BYTES``, below a ConfigMap's 1 MiB."""
     text = bootstrap.render(bootstrap.bootstrap(cases.largest()))
     assert len(text) <= bootstrap.MAX_BYTES < 1024 * 1024
     assert text.count("\n") == 1
 
 
-def test_too_large_a_configuration_is_a_terminal_error() -> None:
-    """What no ConfigMap can hold ends as a reason and a sentence, not as a refused write."""
+def test_a_configuration_that_is_too_large_is_a_terminal_error() -> None:
+    """A text above ``MAX_BYTES`` raises an error with a reason and advice before any write is sent."""
     hosts = [f"{'h' * 60}.{'d' * 60}.{'e' * 60}.h{n}" for n in range(cases.bound(RouteMatch, "hosts"))]
     routes = [
         {"backend": "app", "match": {"hosts": [f"r{n}.{host}" for host in hosts]}}
@@ -110,7 +110,7 @@ def test_too_large_a_configuration_is_a_terminal_error() -> None:
 
 
 def test_admin_interface_is_on_loopback_only() -> None:
-    """Nothing outside the Pod reaches Envoy's admin interface, by no listener and by no cluster."""
+    """The admin interface binds 127.0.0.1, and no listener or cluster refers to its port."""
     config = bootstrap.bootstrap(cases.spec([cases.http(), cases.tcp()]))
     assert config["admin"]["address"] == {"socket_address": {"address": "127.0.0.1", "port_value": ADMIN_PORT}}
     assert str(ADMIN_PORT) not in json.dumps(config["static_resources"])
@@ -118,7 +118,7 @@ def test_admin_interface_is_on_loopback_only() -> None:
 
 
 def test_downstream_connections_are_bounded() -> None:
-    """One bound holds for all listeners of a tenant together; only the two internal interfaces do not count."""
+    """One bound applies to all listeners together; only the two internal interfaces are exempt."""
     config = bootstrap.bootstrap(cases.spec([cases.http(), cases.tcp()]))
     (monitor,) = config["overload_manager"]["resource_monitors"]
     assert monitor["typed_config"]["max_active_downstream_connections"] == bootstrap.MAX_DOWNSTREAM_CONNECTIONS
@@ -139,8 +139,8 @@ ALLOWED_PLACES = {
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40))
-def test_hostile_text_is_only_ever_a_value(text: str) -> None:
-    """Any text, anywhere, leaves the structure as it is with harmless text, and arrives unchanged in values alone."""
+def test_any_text_is_rendered_as_a_value(text: str) -> None:
+    """Any text in any string of a spec appears unchanged, in values of known fields only, and changes no structure."""
     marked = f"MARK{text}"
     hostile = json.loads(bootstrap.render(bootstrap.bootstrap(cases.hostile(marked))))
     harmless = bootstrap.bootstrap(cases.hostile("MARK"))
@@ -150,8 +150,8 @@ def test_hostile_text_is_only_ever_a_value(text: str) -> None:
     assert f"backend/b{marked}" in [value for key, value in _leaves(hostile) if key == "cluster"]
 
 
-def test_a_selection_of_hostile_texts_is_only_ever_a_value() -> None:
-    """Quotes, braces, line ends, format strings, templates and regular expressions are kept as they were typed."""
+def test_special_characters_are_rendered_as_values() -> None:
+    """Quotes, braces, line breaks, format strings, templates and regular expressions are kept unchanged in values."""
     config = json.loads(bootstrap.render(bootstrap.bootstrap(cases.hostile())))
     assert _shape(config) == _shape(bootstrap.bootstrap(cases.hostile("x")))
     assert {"path": f"/e{cases.HOSTILE}-"} in [
@@ -161,7 +161,7 @@ def test_a_selection_of_hostile_texts_is_only_ever_a_value() -> None:
 
 
 def test_format_strings_are_fixed() -> None:
-    """The access logs' format, which Envoy expands, is the same for every tenant."""
+    """The format of the access log, which Envoy expands, is the same for every spec."""
     formats = {
         json.dumps(each["access_log"], sort_keys=True)
         for spec in (cases.hostile(), cases.hostile("x"))
@@ -172,7 +172,7 @@ def test_format_strings_are_fixed() -> None:
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_no_regular_expression_is_built(name: str) -> None:
-    """Hosts and paths are compared, never interpreted: the configuration holds no regular expression at all."""
+    """Hosts and paths are never interpreted as patterns: no field of the configuration is a regular expression."""
     assert not {key for key in _keys(bootstrap.bootstrap(ACCEPTED[name])) if "regex" in key}
 
 
@@ -183,7 +183,7 @@ def _shape(value: object) -> object:
 
 
 def _leaves(value: object, key: str = "") -> list[tuple[str, str]]:
-    """Every string with the nearest key above it."""
+    """Every string in ``value`` with the nearest key above it."""
     if isinstance(value, dict):
         return [leaf for name, item in value.items() for leaf in _leaves(item, name)]
     if isinstance(value, list):

@@ -19,15 +19,15 @@ def cluster(endpoints: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
     ("endpoints", "static"),
     [("DNS", False), ("IPv4", True), ("IPv6", True), ("both families", True), ("mixed", False), ("weighted", False)],
 )
-def test_names_are_resolved_and_addresses_are_not(endpoints: str, *, static: bool) -> None:
-    """A backend with any DNS name is resolved by Envoy, one of addresses alone never is."""
+def test_only_a_backend_with_a_dns_name_is_resolved(endpoints: str, *, static: bool) -> None:
+    """A backend with any DNS name is a DNS cluster; a backend of IP addresses only is a static cluster."""
     found = cluster(cases.ENDPOINTS[endpoints])
     assert (found.get("type") == "STATIC") is static
     assert ("cluster_type" in found) is not static
 
 
 def test_endpoints_keep_address_port_and_weight() -> None:
-    """Every endpoint arrives with its host as written, IPv6 without brackets, its port and its weight."""
+    """Every endpoint is rendered with its host as declared (IPv6 without brackets), its port and its weight."""
     endpoints = [{"host": "fd00::7", "port": 1}, {"host": "a.svc", "port": 65535, "weight": 128}]
     (locality,) = cluster(endpoints)["load_assignment"]["endpoints"]
     assert [
@@ -38,5 +38,5 @@ def test_endpoints_keep_address_port_and_weight() -> None:
 
 @pytest.mark.parametrize(("written", "rendered"), [("1ms", "0.001s"), ("250ms", "0.25s"), ("5s", "5s"), ("60s", "60s")])
 def test_connect_timeout_is_a_protobuf_duration(written: str, rendered: str) -> None:
-    """Envoy reads seconds with a fraction and no other unit (protobuf's JSON mapping of Duration)."""
+    """A timeout is rendered in seconds with a fraction, the JSON form of a protobuf ``Duration``."""
     assert cluster(cases.ENDPOINTS["DNS"], connectTimeout=written)["connect_timeout"] == rendered

@@ -6,7 +6,7 @@ from operator_app.envoy import drain
 
 
 def test_pre_stop_runs_envoy_without_a_shell() -> None:
-    """The hook is one program with literal arguments, so that it works in an image that holds nothing but Envoy."""
+    """The hook's command is Envoy with literal arguments, so it works in an image without a shell."""
     command = drain.pre_stop(7)["exec"]["command"]
     assert command[0] == "envoy"
     assert "--disable-hot-restart" in command
@@ -16,7 +16,7 @@ def test_pre_stop_runs_envoy_without_a_shell() -> None:
 
 
 def test_drain_helper_opens_no_port() -> None:
-    """What the hook binds are abstract sockets of the Pod; the one address it knows is the proxy's admin interface."""
+    """The hook binds abstract Unix sockets only; its one TCP address is the proxy's admin interface."""
     command = drain.pre_stop()["exec"]["command"]
     config = json.loads(command[command.index("--config-yaml") + 1])
     bound = [config["admin"], *config["static_resources"]["listeners"]]
@@ -24,6 +24,6 @@ def test_drain_helper_opens_no_port() -> None:
     assert json.dumps(config).count("socket_address") == 1
 
 
-def test_grace_period_outlasts_the_drain() -> None:
-    """Kubernetes counts the hook's time in the grace period, so the drain has to end before it, with Envoy's exit."""
+def test_grace_period_is_longer_than_the_drain() -> None:
+    """The grace period, which includes the hook's time, leaves at least 5 s after the drain for Envoy's exit."""
     assert drain.TERMINATION_GRACE_S - drain.DRAIN_S >= 5

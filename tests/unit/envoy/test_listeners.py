@@ -24,8 +24,8 @@ def virtual_hosts(routes: tuple[Route, ...]) -> list[dict[str, Any]]:
     return found
 
 
-def taken(hosts: list[dict[str, Any]], host: str, path: str) -> str | None:
-    """The cluster that Envoy would take: the most specific domain, then the first route that matches, else none."""
+def selected_cluster(hosts: list[dict[str, Any]], host: str, path: str) -> str | None:
+    """The cluster that Envoy selects: in the virtual host of the most specific domain, by the first matching route."""
     domains = {domain: each for each in hosts for domain in each["domains"]}
     wildcards = ["*" + host[start:] for start in range(1, len(host) + 1)]
     chosen = next((domains[domain] for domain in (host, *wildcards) if domain in domains), None)
@@ -41,14 +41,14 @@ def taken(hosts: list[dict[str, Any]], host: str, path: str) -> str | None:
     return None
 
 
-def test_listeners_bind_the_container_port_of_every_address() -> None:
-    """A listener binds its target port, else its port, which is raised out of the privileged range."""
+def test_listeners_bind_the_container_port_on_every_address() -> None:
+    """A listener binds ``targetPort``, else ``port``, plus 10000 if ``port`` is below 1024."""
     listeners = [cases.http(port=80), cases.tcp(port=5432), cases.http(name="alt", port=81) | {"targetPort": 9000}]
     bound = {
         each["name"]: each["address"]["socket_address"]
         for each in bootstrap.bootstrap(cases.spec(listeners))["static_resources"]["listeners"]
     }
-    assert {each["address"] for each in bound.values()} == {"0.0.0.0"}  # noqa: S104  # it is what is claimed
+    assert {each["address"] for each in bound.values()} == {"0.0.0.0"}  # noqa: S104  # the claim of the test
     assert {name: each["port_value"] for name, each in bound.items()} == {
         "internal/readiness": READINESS_PORT,
         "listener/alt": 9000,
@@ -58,7 +58,7 @@ def test_listeners_bind_the_container_port_of_every_address() -> None:
 
 
 def test_readiness_listener_has_no_route() -> None:
-    """The readiness listener answers its own path only, also when a tenant's listener has its name."""
+    """The readiness listener has no route, also if a listener of the spec is called ``readiness``."""
     config = bootstrap.bootstrap(cases.spec([cases.http(name="readiness")]))
     serve = last_filter(config, "internal/readiness")
     assert serve["route_config"] == {"name": "internal/readiness"}
@@ -68,15 +68,15 @@ def test_readiness_listener_has_no_route() -> None:
     assert listener_config(config, "internal/readiness")["ignore_global_conn_limit"] is True
 
 
-def test_tcp_listener_hands_connections_to_its_backend() -> None:
-    """A TCP listener has no HTTP in it."""
+def test_tcp_listener_proxies_to_its_backend() -> None:
+    """A TCP listener is served by the TCP proxy filter, with the cluster of its one backend."""
     served = last_filter(bootstrap.bootstrap(cases.spec([cases.tcp()])), "listener/tcp")
     assert served["@type"].endswith("tcp_proxy.v3.TcpProxy")
     assert served["cluster"] == "backend/app"
 
 
 def test_access_log_leaves_the_query_out() -> None:
-    """Applications put secrets into the query, so the log has the path without it and no header that a client chose."""
+    """The access log contains the path without the query, which may hold secrets, and three known headers only."""
     served = last_filter(bootstrap.bootstrap(cases.spec([cases.http()])), "listener/http")
     fields = served["access_log"][0]["typed_config"]["log_format"]["json_format"]
     assert fields["path"] == "%PATH(NQ):1024%"
@@ -86,7 +86,7 @@ def test_access_log_leaves_the_query_out() -> None:
 
 @given(route_lists())
 def test_every_domain_appears_once(routes: tuple[Route, ...]) -> None:
-    """Envoy refuses a domain in two virtual hosts; every declared host is there once, and ``*`` if a route has none."""
+    """Every declared host is in exactly one virtual host, and ``*`` if a route has none; Envoy refuses duplicates."""
     domains = [domain for each in virtual_hosts(routes) for domain in each["domains"]]
     declared = {host for route in routes if route.match for host in route.match.hosts or ("*",)}
     assert len(domains) == len(set(domains))
@@ -94,14 +94,14 @@ def test_every_domain_appears_once(routes: tuple[Route, ...]) -> None:
 
 
 @given(route_lists(), st.sampled_from(HOSTS), st.sampled_from([*PATHS, "/api/", "/api/v1/", "/nothing"]))
-def test_the_documented_precedence_decides(routes: tuple[Route, ...], host: str, path: str) -> None:
-    """For any routes and any request, the route that Envoy takes is the one that the docstring says."""
+def test_the_documented_precedence_selects_the_route(routes: tuple[Route, ...], host: str, path: str) -> None:
+    """For any routes and any request, Envoy's rules select the route that the documented precedence selects."""
     position = cases.answering(routes, host, path)
-    assert taken(virtual_hosts(routes), host, path) == (None if position is None else f"backend/b{position}")
+    assert selected_cluster(virtual_hosts(routes), host, path) == (None if position is None else f"backend/b{position}")
 
 
 def test_hosts_that_share_routes_share_a_virtual_host() -> None:
-    """A route of many hosts is written once and not once for each, nor is the route that serves every host."""
+    """Hosts with the same routes share one virtual host, so a route of many hosts is rendered once."""
     hosts = [f"h{n}.example.com" for n in range(cases.bound(RouteMatch, "hosts"))]
     routes = ({"backend": "app", "match": {"hosts": hosts}}, {"backend": "app", "match": {"pathPrefix": "/all"}})
     found = virtual_hosts(tuple(Route.model_validate(route) for route in routes))
