@@ -1,9 +1,9 @@
 """The EnvoyProxy operator: one custom resource gives a tenant its own Envoy.
 
-Data flows one way through the rooms of this package::
+Data flows in one direction::
 
-    watch -> store -> workqueue -> reconcile -> desired -> apply -> status
+    kube.watch -> kube.store -> controller.workqueue -> reconcile -> desired -> apply -> status
 
-Rooms that are pure (``api``, ``envoy``, ``desired``, ``ownership``, ``workqueue``, ``store``) do no I/O and read no
-clock; the contracts in ``pyproject.toml`` hold the arrows.
+Pure modules (among them ``api``, ``envoy``, ``ssa`` and ``desired``) do no I/O and read no clock. The import contracts
+in ``pyproject.toml`` enforce both.
 """

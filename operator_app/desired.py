@@ -1,9 +1,9 @@
-"""EnvoyProxy in, children out: the desired ConfigMap, Deployment and Service of one proxy. Pure.
+"""The desired children of an EnvoyProxy: its ConfigMap, Deployment and Service. Pure.
 
-The objects are *canonical*, spelled exactly as the API server stores them, because the operator compares them field by
-field with what it owns: explicit protocols and apiVersions where the server would add them, no empty values,
-quantities in their shortest form, keyed lists with every key field. They contain nothing that depends on a clock, a
-host or a previous object, so the same EnvoyProxy always gives the same children.
+The children are *canonical*: they contain exactly the values that the API server stores, because the operator compares
+them field by field with the fields that it owns. Defaults of key fields are explicit (protocols, apiVersions), there
+are no empty values, quantities have their canonical form, and every item of a keyed list has all key fields. The
+children depend on no clock, host or previous object, so equal EnvoyProxies have equal children.
 """
 
 from math import ceil
@@ -24,39 +24,42 @@ from operator_app.api.kinds import (
 )
 from operator_app.api.models import READINESS_PORT, EnvoyProxySpec, Resources
 from operator_app.api.quantity import canonical, value_of
-from operator_app.envoy import bootstrap
+from operator_app.envoy import bootstrap, drain, listeners
 
 SUFFIX: Final = "-envoy"
 ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
 DEFAULT_CONCURRENCY: Final = 2
-"""Envoy worker threads of a proxy without a CPU limit. Envoy itself would start one for every core of the node."""
+"""Envoy's worker threads without a CPU limit. Envoy's own default is one for every core of the node."""
 MAX_CONCURRENCY: Final = 256
-"""The most worker threads of a proxy, whatever its CPU limit. Each costs memory and connections of its own, so more
-than a node has cores are of no use, and a limit of ``5G`` CPUs (a slip for memory) must not become five billion.
+"""Upper bound of Envoy's worker threads. Each has its own memory and connections, so more than a node has cores are of
+no use, and a CPU limit of ``5G`` (a mistake for memory) must not start five billion.
 """
 
 _ENVOY_UID: Final = 101
-"""The user ``envoy`` of the official images (their Dockerfile creates it with this number)."""
+"""UID and GID of the user ``envoy`` in the official images (their Dockerfile creates it)."""
 
 
 def child_key(proxy: Key) -> Key:
-    """The address of every child of ``proxy``; children differ by kind only."""
+    """The key of every child of ``proxy``; its children differ by kind only."""
     return Key(proxy.namespace, proxy.name + SUFFIX)
 
 
 def proxy_key(child: Key) -> Key | None:
-    """The proxy that ``child`` would belong to by its name, whoever made it; ``None`` for any other name."""
+    """The proxy whose children have the key ``child``, or ``None`` if no proxy has such children."""
     name = child.name.removesuffix(SUFFIX)
     return Key(child.namespace, name) if name and name != child.name else None
 
 
 def selector_labels(name: str) -> dict[str, str]:
-    """What identifies the Pods of a proxy. Fixed for ever: a Deployment's selector is immutable."""
+    """The labels that select the Pods of a proxy. They must never change: a Deployment's selector is immutable."""
     return {"app.kubernetes.io/name": "envoy", "app.kubernetes.io/instance": name}
 
 
 def children(proxy: Object, spec: EnvoyProxySpec, *, default_image: str) -> dict[Kind, Object]:
-    """The children that ``proxy`` declares, in the order in which they have to be applied."""
+    """The desired children of ``proxy``, in the order in which they are applied.
+
+    Raises ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
+    """
     config = bootstrap.render(bootstrap.bootstrap(spec))
     return {
         CONFIG_MAP: _child(CONFIG_MAP, proxy, {"data": {bootstrap.CONFIG_FILE: config}}),
@@ -66,7 +69,7 @@ def children(proxy: Object, spec: EnvoyProxySpec, *, default_image: str) -> dict
 
 
 def owner_reference(proxy: Object) -> Object:
-    """The controller reference that makes an object a child of ``proxy``, complete, since it is owned as one whole."""
+    """The controller reference of a child of ``proxy``, with every field, since an apply owns the item as a whole."""
     return {
         "apiVersion": ENVOY_PROXY.api_version,
         "kind": ENVOY_PROXY.kind,
@@ -78,7 +81,7 @@ def owner_reference(proxy: Object) -> Object:
 
 
 def controller_uid(obj: Object) -> str | None:
-    """The UID of the object's controller, the index by which children are found."""
+    """The UID of the object's controller, or ``None``. Children are indexed by it."""
     references = obj["metadata"].get("ownerReferences", ())
     return next((each["uid"] for each in references if each.get("controller")), None)
 
@@ -107,12 +110,12 @@ def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, config: str, default_i
     return {
         "replicas": spec.replicas,
         "selector": {"matchLabels": selector_labels(name)},
-        # A new Pod has to be ready before an old one goes, so an edit of the configuration costs no capacity.
+        # A new Pod must be ready before an old one is deleted, so a rollout does not reduce capacity.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}},
         "template": {
             "metadata": {
                 "labels": _labels(name),
-                # Pods read the configuration once, at start; the hash makes a change of it a change of the template.
+                # Envoy reads the file only when it starts, so a new hash has to roll out new Pods.
                 "annotations": {ANNOTATION_CONFIG_HASH: bootstrap.config_hash(config)},
             },
             "spec": _pod_spec(proxy, spec, default_image),
@@ -124,9 +127,9 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, default_image: str) -> Object
     metadata = proxy["metadata"]
     return {
         "automountServiceAccountToken": False,
-        # Environment variables per Service of the namespace would differ from Pod to Pod, and nobody reads them.
+        # Else each Pod gets environment variables of the Services that exist when it starts, which nothing reads.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": bootstrap.TERMINATION_GRACE_S,
+        "terminationGracePeriodSeconds": drain.TERMINATION_GRACE_S,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _ENVOY_UID,
@@ -151,7 +154,7 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
             "$(POD_NAME)",
             "--concurrency",
             str(_concurrency(spec.resources)),
-            # Hot restart needs shared memory that a read-only container does not have, and Pods are replaced anyway.
+            # Hot restart needs shared memory, which a read-only container lacks, and Pods are replaced anyway.
             "--disable-hot-restart",
         ],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}}],
@@ -160,12 +163,12 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
             {"name": "readiness", "containerPort": READINESS_PORT, "protocol": "TCP"},
         ],
         "readinessProbe": {
-            "httpGet": {"path": bootstrap.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
+            "httpGet": {"path": listeners.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
             "periodSeconds": 5,
             "timeoutSeconds": 1,
             "failureThreshold": 3,
         },
-        "lifecycle": {"preStop": bootstrap.pre_stop()},
+        "lifecycle": {"preStop": drain.pre_stop()},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -190,7 +193,7 @@ def _resources(resources: Resources | None) -> Object:
 
 
 def _concurrency(resources: Resources | None) -> int:
-    """One worker thread for every CPU of the limit, rounded up, within bounds."""
+    """Envoy's worker threads: the CPU limit rounded up, from 1 to ``MAX_CONCURRENCY``."""
     limit = resources.limits.get("cpu") if resources else None
     return DEFAULT_CONCURRENCY if limit is None else min(max(1, ceil(value_of(limit))), MAX_CONCURRENCY)
 

@@ -1,21 +1,21 @@
-"""Everything that can go wrong, as one tree::
+"""The operator's exceptions, as one tree::
 
     OperatorError
-    |- ConfigurationError              a kubeconfig or setting that cannot work; said once, at the start
-    |- TransientError(retry_after_s)   try again; nothing is wrong with the declaration
-    |  |- ConflictError(reason, causes)  409: somebody else was first; re-read, then decide anew
-    |  |- ThrottledError               429: come back after ``retry_after_s``
-    |  |- GoneError                    410: a list or watch must start over from a fresh list
-    |  |- UndecodableError             an answer that is not what its status or its kind promises
-    |  |- FencedError                  another replica may have the shard by now; nothing was sent
-    |  |- CircuitOpenError                    an outside registry rests after a failure (``registration.backoff``)
-    |- TerminalError(reason)           trying again changes nothing until an input changes
-       |- NotFoundError                404 where the object was needed
-       |- InvalidError(causes)         400, 422: the server refuses these contents
-       |- ForbiddenError               401, 403: the operator lacks a permission
+    |- ConfigurationError                a kubeconfig or setting that can't work; raised only while starting
+    |- TransientError(retry_after_s)     a retry may succeed without any change of the inputs
+    |  |- ConflictError(reason, causes)  409: another writer was first; read the object again before a retry
+    |  |- ThrottledError                 429: retry after ``retry_after_s``
+    |  |- GoneError                      410: the list or watch must restart with a new list
+    |  |- UndecodableError               a response whose body does not match its status or kind
+    |  |- FencedError                    the fencing token has expired, so the write was not sent
+    |  |- CircuitOpenError               the circuit breaker of an outside registry is open (``registration.backoff``)
+    |- TerminalError(reason)             a retry fails until an input changes
+       |- NotFoundError                  404 where the object was needed
+       |- InvalidError(causes)           400, 422: the server refused the contents
+       |- ForbiddenError                 401, 403: the operator lacks a permission
 
 Errors are classified by HTTP status, ``Status.reason`` and ``Status.details.causes``, never by the text of a message.
-They carry the object they are about, so that a log line needs no other context.
+Each carries the key and kind of its object, if it has one, so that a log line needs no other context.
 """
 
 import math
@@ -25,21 +25,21 @@ from typing import Final
 from operator_app.api.kinds import Key, Kind
 
 LONGEST_WAIT_S: Final = 3600.0
-"""Nobody is waited for longer than this without another try, whatever is asked for."""
+"""Upper bound on any requested retry delay."""
 
 
 def bounded_s(asked_s: float) -> float:
-    """A wait that somebody else asks for, in seconds between 0 and ``LONGEST_WAIT_S``.
+    """A requested retry delay, limited to 0 to ``LONGEST_WAIT_S`` seconds.
 
-    What a server's header or a registry's plugin says may be negative, infinite or undefined; the latter two mean the
-    longest wait.
+    The delay comes from a server's header or a registry plugin, so it may be negative (0 is returned), infinite or NaN
+    (``LONGEST_WAIT_S`` is returned).
     """
     return min(max(0.0, asked_s), LONGEST_WAIT_S) if math.isfinite(asked_s) else LONGEST_WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One entry of ``Status.details.causes``.
+    """One item of ``Status.details.causes``.
 
     ``field`` is the API server's path (``.spec.replicas``), ``reason`` a ``CauseType`` (``FieldManagerConflict``,
     ``FieldValueInvalid``, ...), ``message`` a sentence for people.
@@ -51,9 +51,9 @@ class Cause:
 
 
 class OperatorError(Exception):
-    """Base of every error that the operator raises on purpose.
+    """Base of the operator's own exceptions.
 
-    ``kind`` and ``key`` name the object concerned, where there is one.
+    ``kind`` and ``key`` name the object that the error is about, if there is one.
     """
 
     def __init__(self, message: str, *, kind: Kind | None = None, key: Key | None = None) -> None:
@@ -69,13 +69,14 @@ class OperatorError(Exception):
 
 
 class ConfigurationError(OperatorError):
-    """The operator cannot start like this; the message is one sentence that says what to change."""
+    """The operator can't start; the message is one sentence that says what to change."""
 
 
 class TransientError(OperatorError):
-    """Worth another try: a timeout, a lost connection, a 5xx.
+    """A retry may succeed: a timeout, a lost connection, a 5xx.
 
-    ``retry_after_s`` is the server's wish in seconds, between 0 and ``LONGEST_WAIT_S`` whatever it was.
+    ``retry_after_s`` is the delay that the server requested, limited to 0 to ``LONGEST_WAIT_S`` seconds; ``None`` if it
+    requested none.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class TransientError(OperatorError):
 
 
 class ConflictError(TransientError):
-    """409. ``causes`` is filled for a field-manager conflict and empty for a lost optimistic-lock or UID race.
+    """409. ``causes`` lists the conflicts of an apply; it is empty if a resourceVersion or UID did not match.
 
     ``reason`` is ``Status.reason``: ``Conflict``, or ``AlreadyExists`` for a create under a name that is taken.
     """
@@ -115,19 +116,19 @@ class ThrottledError(TransientError):
 
 
 class GoneError(TransientError):
-    """410, as an HTTP status or inside a watch stream: the resourceVersion is too old to continue from."""
+    """410, as an HTTP status or as an event of a watch: the resourceVersion is too old to continue from."""
 
 
 class UndecodableError(TransientError):
-    """An answer or a watch line that is not the JSON it should be: a proxy's page, or a stream cut inside an object."""
+    """A response or a line of a watch that is not the expected JSON: a proxy's error page, or a truncated stream."""
 
 
 class FencedError(TransientError):
-    """A write that was stopped before it was sent, since the right to write for its shard has run out."""
+    """A write that was not sent, because the fencing token has expired: another replica may own the shard by now."""
 
 
 class TerminalError(OperatorError):
-    """Another try with the same inputs ends the same way. ``reason`` is CamelCase and fit for a condition."""
+    """A retry with the same inputs fails again. ``reason`` is CamelCase and valid as a condition's reason."""
 
     def __init__(self, reason: str, message: str, *, kind: Kind | None = None, key: Key | None = None) -> None:
         super().__init__(message, kind=kind, key=key)
@@ -142,7 +143,7 @@ class NotFoundError(TerminalError):
 
 
 class InvalidError(TerminalError):
-    """400 or 422. ``causes`` names the fields that the server refused."""
+    """400 or 422. ``causes`` lists the fields that the server refused."""
 
     def __init__(
         self,
@@ -160,5 +161,6 @@ class InvalidError(TerminalError):
 class ForbiddenError(TerminalError):
     """401 or 403: the operator's identity may not do this.
 
-    ``reason`` is ``Unauthorized``, ``Forbidden``, or ``NamespaceTerminating`` for a create in a dying namespace.
+    ``reason`` is ``Unauthorized``, ``Forbidden``, or ``NamespaceTerminating`` for a create in a namespace that is being
+    deleted.
     """

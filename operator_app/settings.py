@@ -1,6 +1,6 @@
-"""The operator's settings: one class, read from ``OPERATOR_APP_*`` and from the flags of ``run``.
+"""The operator's settings, read from the environment (``OPERATOR_APP_*``) and from the flags of ``run``.
 
-A flag wins over the environment, the environment over the default. Times are seconds.
+A flag takes precedence over the environment, the environment over the default. Durations are in seconds.
 """
 
 import re
@@ -17,15 +17,15 @@ ENV_PREFIX: Final = "OPERATOR_APP_"
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _ZONE_LABEL: Final = re.compile(r"[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?")
 _TENANT_WEIGHT: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?=([1-9][0-9]?|100)")
-"""A namespace's name or a label's value (k8s.io/apimachinery, pkg/util/validation), and its weight."""
+"""A tenant, which is a namespace's name or a label's value (k8s.io/apimachinery, pkg/util/validation), and a weight."""
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class Settings(BaseSettings):
-    """Every setting has its unit in its name and a default that suits a cluster of thousands of proxies.
+    """All settings. Every duration has its unit in its name; the defaults suit a cluster of thousands of proxies.
 
-    Raises ``pydantic.ValidationError`` when a value is out of bounds or two values contradict each other.
+    Raises ``pydantic.ValidationError`` if a value is out of bounds or two values contradict each other.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
@@ -153,7 +153,7 @@ class Settings(BaseSettings):
         return value
 
     def weight_of(self, tenant: str) -> int:
-        """For how many ordinary tenants this one counts, at least 1."""
+        """The scheduling weight of ``tenant``, 1 to 100; 1 unless ``tenant_weights`` names it."""
         weights = dict(each.split("=") for each in self.tenant_weights)
         return int(weights.get(tenant, 1))
 

@@ -1,6 +1,6 @@
-"""What the API accepts and refuses, as data: one neighbouring pair for each rule of ``api.py``.
+"""Values that the API accepts and refuses: an accepted value and its nearest refused ones for each rule of ``api``.
 
-The unit tests put every case to the models, the e2e tests to a real API server, so that the two cannot drift apart.
+The unit tests check every case with the models, the e2e tests with a real API server, so that both stay equal.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A member of the object, a value that is accepted there, some that are refused, and what the refusal advises."""
+    """A field of the object, a value that it accepts, values that it refuses, and a part of the error message."""
 
     at: Path
     accepted: Any
@@ -27,7 +27,7 @@ class Case:
 
 
 def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
-    """An EnvoyProxy that uses every field except the optional ports and paths."""
+    """An EnvoyProxy with every field except ``targetPort`` and ``pathExact``."""
     return {
         "apiVersion": ENVOY_PROXY.api_version,
         "kind": ENVOY_PROXY.kind,
@@ -58,7 +58,7 @@ def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
 
 
 def edited(obj: Object, at: Path, value: Any) -> Object:  # noqa: ANN401  # any JSON value
-    """A copy of ``obj`` in which the member at ``at`` is ``value``."""
+    """A copy of ``obj`` in which the field at ``at`` is ``value``."""
     obj = deepcopy(obj)
     *parents, last = at
     holder: Any = obj
@@ -241,7 +241,7 @@ CASES: Final[tuple[Case, ...]] = (
 )
 
 NAME_CASE: Final = Case(("metadata", "name"), "a" * 57, ["a" * 58, "1a", "a.b"], "at most 57")
-"""Judged by the API server alone: models do not see metadata."""
+"""Enforced by the API server only: the models do not parse metadata."""
 
 BOUNDS: Final[tuple[tuple[Path, Sequence[Any], Sequence[Any]], ...]] = (
     (("spec", "replicas"), [0, 100], [-1, 101, 1.5, "1", True]),
@@ -270,7 +270,7 @@ BOUNDS: Final[tuple[tuple[Path, Sequence[Any], Sequence[Any]], ...]] = (
         [{"a": "x" * 4097}, {f"a{n}": "" for n in range(33)}, {"a": 1}],
     ),
 )
-"""Member, values at its bounds, values just outside. The schema alone judges them, so no advice is needed."""
+"""Field, values at its bounds, values beyond them. The schema refuses these, with messages of its own."""
 
 TEXT_MEMBERS: Final[tuple[Path, ...]] = (
     (*LISTENER, "name"),
@@ -284,7 +284,7 @@ TEXT_MEMBERS: Final[tuple[Path, ...]] = (
     ("spec", "registration", "hostname"),
     ("spec", "resources", "limits", "cpu"),
 )
-"""Every member whose text reaches a child or Envoy's configuration (annotation values are free text of the Service)."""
+"""Every field whose text is rendered into a child, except annotation values, which are free text."""
 
 HOSTILE: Final[tuple[str, ...]] = (
     "\n",
@@ -316,7 +316,7 @@ HOSTILE: Final[tuple[str, ...]] = (
     "/../",
     "\nadmin: {}\n",
 )
-"""Fragments that mean something to YAML, JSON, HTTP, shells, templates, Kubernetes or Envoy's formatters."""
+"""Fragments with a meaning in YAML, JSON, HTTP, shells, templates, Kubernetes or Envoy's format strings."""
 
 
 def with_fragment(value: str, fragment: str) -> tuple[str, ...]:

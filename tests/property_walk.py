@@ -1,11 +1,11 @@
-"""A walk over every property of the EnvoyProxy's spec, derived from the CRD's schema. Pure.
+"""Edits that exercise every property of the EnvoyProxy's spec, derived from the CRD's schema. Pure.
 
-For each property there is one *trail*: the specs that a user goes through who sets that property to every value worth
-trying, removes it where it may be absent, and puts everything back. What the schema says (bounds, sizes, choices) gives
-the values; where a value is free text, or a rule needs another field to move along, the tables below say which.
+Each property has one *trail*: a sequence of specs that set the property to several values, remove it if it is optional,
+and restore the first spec. Values come from the schema (bounds, sizes, enums). The tables below supply values of free
+text, and changes of other fields that a rule requires at the same time.
 
-:func:`unexercised` judges a set of trails by the schema alone, so that a property that is new to the schema and unknown
-to the tables can't be forgotten.
+:func:`unexercised` compares a set of trails with the schema alone, so that it reports a property that is new in the
+schema and missing in the tables.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +16,8 @@ from typing import Any, Final
 from operator_app.api.kinds import Object, Value
 from tests.api_cases import BOUNDS, CASES
 
-Path = tuple[str, ...]
-"""Names of properties; ``*`` stands for any item of a list, or any value of a map of free keys."""
+PropertyPath = tuple[str, ...]
+"""Names of properties from the spec down; ``*`` is any item of a list, or any value of a map with free keys."""
 
 ABSENT: Final = object()
 ITEM: Final = "*"
@@ -25,9 +25,9 @@ ITEM: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One property of the schema; ``is_required`` where its holder can't be without it."""
+    """One property of the schema; ``is_required`` if the object that contains it is invalid without it."""
 
-    path: Path
+    path: PropertyPath
     schema: Object
     is_required: bool
 
@@ -37,13 +37,13 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One edit on a trail: what was done to the property, and the whole spec after it."""
+    """One edit of a trail: a description of it, and the whole spec after it."""
 
     what: str
     spec: Object
 
 
-def properties(schema: Object, path: Path = ()) -> Iterator[Property]:
+def properties(schema: Object, path: PropertyPath = ()) -> Iterator[Property]:
     """Every property below ``schema``, parents first."""
     for name, inner in schema.get("properties", {}).items():
         here = (*path, name)
@@ -54,9 +54,9 @@ def properties(schema: Object, path: Path = ()) -> Iterator[Property]:
 
 
 def trail(prop: Property, base: Object) -> tuple[Step, ...]:
-    """The edits that exercise ``prop``, starting from ``base`` and ending there.
+    """The edits that exercise ``prop``, from ``base`` back to ``base``.
 
-    Raises ``LookupError`` for free text that no table knows values of, and where ``base`` has no place for ``prop``.
+    Raises ``LookupError`` if ``prop`` is free text without values in a table, or if ``base`` lacks its parent.
     """
     steps = [Step(f"{prop} = {_short(value)}", _with(base, prop.path, value)) for value in _values(prop, base)]
     if not prop.is_required:
@@ -65,7 +65,7 @@ def trail(prop: Property, base: Object) -> tuple[Step, ...]:
 
 
 def unexercised(schema: Object, specs: list[Object]) -> list[str]:
-    """What the specs, taken together, leave untried: values, absence, bounds, sizes and choices of each property."""
+    """The values, absences, bounds, sizes and enum members of each property that none of ``specs`` contains."""
     return [f"{prop}: {what}" for prop in properties(schema) for what in _untried(prop, specs)]
 
 
@@ -84,13 +84,13 @@ def _untried(prop: Property, specs: list[Object]) -> Iterator[str]:
     )
     for least, most in (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")):
         sizes = {len(each) for each in values if hasattr(each, "__len__")}
-        # The shortest text is one character more often than not, and where it is not, no rule of ours depends on it.
+        # The shortest text of most properties is one character, and no rule depends on the minimum of the others.
         bounds = (most,) if least == "minLength" else (least, most)
         yield from (f"never of size {schema[bound]}" for bound in bounds if schema.get(bound) not in {None, *sizes})
 
 
-def _found(holder: Value, path: Path) -> Iterator[Value]:
-    """Every value at ``path``, and ``ABSENT`` for each holder without one."""
+def _found(holder: Value, path: PropertyPath) -> Iterator[Value]:
+    """Every value at ``path``, and ``ABSENT`` for each object without one."""
     if not path:
         yield holder
     elif path[0] == ITEM:
@@ -102,8 +102,8 @@ def _found(holder: Value, path: Path) -> Iterator[Value]:
         yield ABSENT
 
 
-def _with(base: Object, path: Path, value: Value) -> Object:
-    """``base`` with ``value`` at the first place for ``path``, and with whatever has to move along."""
+def _with(base: Object, path: PropertyPath, value: Value) -> Object:
+    """``base`` with ``value`` at the first match of ``path``, and with the changes that ``MOVES`` requires."""
     spec = deepcopy(base)
     holder: Any = spec
     for name in path[:-1]:
@@ -143,10 +143,10 @@ def _values(prop: Property, base: Object) -> Iterator[Value]:
             yield from known
 
 
-def _accepted(path: Path) -> Iterator[Value]:
-    """What ``api_cases`` has accepted at a path."""
+def _accepted(path: PropertyPath) -> Iterator[Value]:
+    """The accepted values of ``api_cases`` at a path."""
     for at, values in (*((case.at, [case.accepted]) for case in CASES), *((at, good) for at, good, _ in BOUNDS)):
-        # Values for another item than the first may be the first one's own.
+        # Values of another item than the first may be equal to the first item's key.
         is_first = all(each == 0 for each in at if isinstance(each, int))
         if is_first and at[0] == "spec" and tuple(ITEM if each == 0 else each for each in at[1:]) == path:
             yield from values
@@ -157,21 +157,21 @@ def _short(value: Value) -> str:
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
-# --- what a schema can't tell ------------------------------------------------------------------------------------
+# --- tables of what the schema does not define -------------------------------------------------------------------
 
-_LISTENER: Final[Path] = ("listeners", ITEM)
-_ROUTE: Final[Path] = (*_LISTENER, "routes", ITEM)
-_BACKEND: Final[Path] = ("backends", ITEM)
+_LISTENER: Final[PropertyPath] = ("listeners", ITEM)
+_ROUTE: Final[PropertyPath] = (*_LISTENER, "routes", ITEM)
+_BACKEND: Final[PropertyPath] = ("backends", ITEM)
 
 
 def _dns_name(length: int) -> str:
-    """A DNS name of exactly that many characters, at least 65, in labels as long as they may be."""
+    """A DNS name of exactly ``length`` characters, at least 65, in labels of up to 63."""
     labels = "".join(f"{'a' * 63}." for _ in range(length // 64))
     rest = length - len(labels)
     return labels + "b" * rest if rest else labels[:-3] + ".b"
 
 
-TEXTS: Final[Mapping[Path, tuple[Value, ...]]] = {
+TEXTS: Final[Mapping[PropertyPath, tuple[Value, ...]]] = {
     ("image",): ("envoyproxy/envoy:v1.39.0", f"registry.example/{'a' * (512 - 17)}"),
     (*_LISTENER, "name"): ("web",),
     (*_ROUTE, "backend"): ("b" * 63,),
@@ -182,7 +182,7 @@ TEXTS: Final[Mapping[Path, tuple[Value, ...]]] = {
     (*_BACKEND, "connectTimeout"): ("1ms", "59999ms", "60000ms"[:7]),
     ("registration", "hostname"): ("other.example.com", _dns_name(253)),
 }
-"""Texts worth trying beside those of ``api_cases``: another ordinary one, and the longest."""
+"""Texts in addition to those of ``api_cases``: an ordinary one and the longest one."""
 
 
 def _listeners(size: int) -> list[Object]:
@@ -202,11 +202,11 @@ def _endpoints(size: int) -> list[Object]:
 
 
 def _amounts(size: int) -> dict[str, str]:
-    # The rules allow three resources, so the schema's own bound on the size can't be reached.
+    # The rules allow three resources, so the schema's bound of eight can't be reached.
     return dict(list({"cpu": "1500m", "memory": "1Gi", "ephemeral-storage": "1e9"}.items())[:size])
 
 
-COLLECTIONS: Final[Mapping[Path, Callable[[int], Value]]] = {
+COLLECTIONS: Final[Mapping[PropertyPath, Callable[[int], Value]]] = {
     ("listeners",): _listeners,
     (*_LISTENER, "routes"): _routes,
     (*_ROUTE, "match", "hosts"): lambda size: [f"h{n}.example.com" for n in range(size)],
@@ -216,15 +216,15 @@ COLLECTIONS: Final[Mapping[Path, Callable[[int], Value]]] = {
     ("resources", "requests"): _amounts,
     ("resources", "limits"): _amounts,
 }
-"""A collection of a size, for every list and every map."""
+"""For every list and every map, a function that makes one of a given size."""
 
-OBJECTS: Final[Mapping[Path, tuple[Object, ...]]] = {
+OBJECTS: Final[Mapping[PropertyPath, tuple[Object, ...]]] = {
     (*_ROUTE, "match"): ({}, {"hosts": ["*.example.com"], "pathExact": "/only"}),
     ("service",): ({"type": "NodePort"}, {"type": "ClusterIP", "annotations": {"example.com/a": "1"}}),
     ("resources",): ({"limits": {"cpu": "3"}}, {"requests": {"memory": "64Mi"}}, {}),
     ("registration",): ({}, {"hostname": "a.example.com"}),
 }
-"""Stanzas worth trying as a whole."""
+"""Values of objects that are replaced as a whole."""
 
 
 def _without_match(_spec: Object, listener: Object) -> None:
@@ -238,7 +238,7 @@ def _without_prefix(_spec: Object, match: Object) -> None:
 
 
 def _declared(spec: Object, _holder: Object) -> None:
-    """Every backend that a route names exists; one that is missing is added, or gives way to the first one."""
+    """Replace the backend of each route whose backend is not declared by the first declared one."""
     names = [each["name"] for each in spec["backends"]]
     for route in (route for listener in spec["listeners"] for route in listener["routes"]):
         if route["backend"] not in names:
@@ -259,12 +259,12 @@ def _above_the_request(spec: Object, _holder: Object) -> None:
 
 
 def _alone(_spec: Object, registration: Object) -> None:
-    """Without a hostname there is nothing to say about how it is published."""
+    """Remove ``ttl`` and ``registry`` if there is no hostname, which they require."""
     if "hostname" not in registration:
         registration.clear()
 
 
-MOVES: Final[Mapping[Path, Callable[[Object, Object], None]]] = {
+MOVES: Final[Mapping[PropertyPath, Callable[[Object, Object], None]]] = {
     (*_LISTENER, "protocol"): _without_match,
     (*_ROUTE, "match", "pathExact"): _without_prefix,
     (*_ROUTE, "backend"): _added,
@@ -274,7 +274,7 @@ MOVES: Final[Mapping[Path, Callable[[Object, Object], None]]] = {
     ("resources", "limits"): _above_the_request,
     ("registration", "hostname"): _alone,
 }
-"""What moves along when a property changes, so that the spec stays valid: called with the spec and the holder."""
+"""Further changes that keep the spec valid when a property changes; called with the spec and the property's parent."""
 
 UNREACHABLE: Final = frozenset({"resources.requests: never of size 8", "resources.limits: never of size 8"})
-"""Bounds of the schema that a rule keeps out of reach; each with its reason at the table that makes the values."""
+"""Bounds of the schema that a rule makes unreachable; the reason is at ``_amounts``."""

@@ -1,9 +1,9 @@
-"""The CustomResourceDefinitions, derived from the models of ``api.py``. Pure.
+"""The CustomResourceDefinitions, derived from the models of ``operator_app.api``. Pure.
 
-It owns how a pydantic model becomes a *structural schema* (no ``$ref``, no ``title``, no ``null``) and what the API
-server needs beside it: names, printer columns, subresources. What a user may write does not belong here.
+This module converts a pydantic model to a *structural schema* (without ``$ref``, ``title`` and ``null``) and adds what
+only a CRD has: names, printer columns, subresources. Fields and rules do not belong here.
 
-``python -m operator_app crd`` prints what :func:`crds` returns; ``manifests/crd`` holds it file by file.
+``python -m operator_app crd`` prints what :func:`crds` returns; ``manifests/crd`` contains the same, one CRD per file.
 """
 
 from collections.abc import Iterable
@@ -12,13 +12,15 @@ from typing import Final
 import yaml
 
 from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Kind, Object
-from operator_app.api.models import ApiModel, EnvoyProxy, HostnameClaim, ProxyRegistration
+from operator_app.api.models import EnvoyProxy
+from operator_app.api.records import HostnameClaim, ProxyRegistration
+from operator_app.api.rules import ApiModel
 
 _ABSENT: Final[tuple[object, ...]] = (None, [], {})
 
 
 def crds() -> tuple[Object, ...]:
-    """Every CustomResourceDefinition of the operator by its name, in the order of the files; the same on every call."""
+    """Every CustomResourceDefinition of the operator, sorted by name; equal on every call."""
     return (
         _crd(
             ENVOY_PROXY,
@@ -74,16 +76,15 @@ def crds() -> tuple[Object, ...]:
 
 
 def to_yaml(objects: Iterable[Object]) -> str:
-    """``objects`` as one YAML stream, byte for byte the same for equal input."""
+    """``objects`` as one YAML stream; equal input gives equal bytes."""
     return yaml.safe_dump_all(objects, explicit_start=True, sort_keys=False, width=110, allow_unicode=True)
 
 
 def structural_schema(model: type[ApiModel]) -> Object:
-    """The schema of ``model`` as the API server takes it.
+    """The structural schema of ``model``, as ``apiextensions.k8s.io/v1`` requires it.
 
-    Follows the rules for structural schemas of ``apiextensions.k8s.io/v1``: every node has a type, nothing is a
-    reference, null is not a value (an absent field is absent). A default stands where the model has one that says
-    something: None and empty collections mean absent.
+    Every node has a type, no node is a reference, and null is not a value. The model's defaults are kept, except
+    ``None`` and empty collections, which both mean that the field is absent.
     """
     schema = model.model_json_schema()
     return _structural(schema, schema.pop("$defs", {}))
@@ -161,7 +162,7 @@ def _structural(node: Object, definitions: Object) -> Object:
         if member in node:
             node[member] = _structural(node[member], definitions)
     if node.get("type") == "array":
-        # A list is one value, replaced as a whole, unless the model says that it is a map.
+        # A list is replaced as a whole, unless the model declares it as a map (``MapBy``).
         node.setdefault("x-kubernetes-list-type", "atomic")
     if node.get("x-kubernetes-int-or-string"):
         del node["type"]
@@ -170,9 +171,9 @@ def _structural(node: Object, definitions: Object) -> Object:
 
 
 def _resolved(node: Object, definitions: Object) -> Object:
-    """``node`` with its reference, or the one alternative beside null, in its place.
+    """``node`` with its reference, or its one alternative other than null, replaced by the target.
 
-    What a field says about itself goes before what its type says.
+    Keywords of the node itself take precedence over those of the target.
     """
     node = dict(node)
     while "$ref" in node or "anyOf" in node:

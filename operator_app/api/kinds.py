@@ -1,6 +1,6 @@
-"""The names of things: which API kinds the operator touches, and how one object of a kind is addressed.
+"""The API kinds that the operator reads or writes, with the address of an object of a kind. Pure.
 
-Nothing here knows what the objects contain.
+The contents of objects do not belong here.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
 
 class Key(NamedTuple):
-    """Address of one namespaced object among those of its kind; ``namespace`` is empty for cluster-scoped kinds."""
+    """Address of one object among those of its kind; ``namespace`` is empty for cluster-scoped kinds."""
 
     namespace: str
     name: str
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One served API kind. ``group`` is empty for the core group; ``plural`` is the resource's path segment."""
+    """One API kind. ``group`` is empty for the core group; ``plural`` is the resource's name in the API's URLs."""
 
     group: str
     version: str
@@ -60,7 +60,7 @@ LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 NAMESPACE: Final = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
 
 CHILD_KINDS: Final = (CONFIG_MAP, DEPLOYMENT, SERVICE)
-"""Kinds of children in the order they are applied: a Deployment needs the ConfigMap that it mounts."""
+"""The kinds of children, in the order in which they are applied: the ConfigMap before the Deployment that mounts it."""
 
 
 def key_of(obj: Object) -> Key:

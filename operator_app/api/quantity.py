@@ -1,7 +1,7 @@
-"""Resource quantities in the one spelling that the API server stores. Pure; knows no Kubernetes object.
+"""Resource quantities in the canonical form that the API server stores. Pure.
 
-A quantity that is sent as ``0.5`` comes back as ``500m``. A desired object that spells it the first way would differ
-from the stored one for ever, so desired objects are built with :func:`canonical`.
+The API server stores ``0.5`` as ``500m``. A desired object with ``0.5`` would differ from the stored object after every
+apply, so desired objects contain only canonical quantities.
 """
 
 import re
@@ -20,15 +20,15 @@ _EXACT: Final = Context(prec=60)
 
 
 def canonical(text: str) -> str:
-    """The spelling of ``text`` that the API server stores as it is.
+    """The canonical form of ``text``, which the API server stores unchanged.
 
     Follows the rules of ``resource.Quantity.CanonicalizeBytes`` in k8s.io/apimachinery: no fraction, the largest
     suffix that keeps the number whole, binary suffixes only for whole values of at least 1024, the exponent form
-    kept where it was used. Values finer than milli are rounded away from zero, as every ``ResourceList`` is by
+    kept if it was used. Values finer than milli are rounded away from zero, as every ``ResourceList`` is by
     ``SetDefaults_ResourceList`` in k8s.io/kubernetes. Values beyond 2**63-1 are capped, which the API server does for
-    binary suffixes only; it has no right spelling for most of the others.
+    binary suffixes only; most of the other values have no canonical form that it stores unchanged.
 
-    Raises ``ValueError`` when ``text`` is not a quantity.
+    Raises ``ValueError`` if ``text`` is not a quantity.
     """
     value, suffix = _parsed(text)
     if value == 0:
@@ -39,7 +39,7 @@ def canonical(text: str) -> str:
 
 
 def value_of(text: str) -> Decimal:
-    """The number that ``text`` stands for, in base units (cores, bytes). Raises ``ValueError`` as above."""
+    """The value of ``text`` in base units (cores, bytes). Raises ``ValueError`` if ``text`` is not a quantity."""
     return _parsed(text)[0]
 
 
@@ -64,7 +64,7 @@ def _parsed(text: str) -> tuple[Decimal, str]:
 def _decimal(value: Decimal, *, exponent_form: bool) -> str:
     sign, digits, raw_exponent = value.normalize(_EXACT).as_tuple()
     exponent = int(raw_exponent)
-    # Suffixes exist for multiples of three only; the mantissa takes up what is left over.
+    # Suffixes exist for multiples of three only, so the mantissa takes the remaining power of ten.
     shift = exponent % 3
     mantissa = int("".join(map(str, digits))) * 10**shift
     exponent -= shift

@@ -26,7 +26,7 @@ from operator_app.api.kinds import (
     Object,
     key_of,
 )
-from operator_app.api.models import RecordState
+from operator_app.api.records import RecordState
 from operator_app.errors import OperatorError, TerminalError, TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from operator_app.api.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Kind, Object
-from operator_app.api.models import RecordState
+from operator_app.api.records import RecordState
 from operator_app.apply import (
     NAME_CONFLICT,
     Action,

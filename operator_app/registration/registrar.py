@@ -22,7 +22,7 @@ import anyio
 import structlog
 
 from operator_app.api.kinds import Key
-from operator_app.api.models import RecordState
+from operator_app.api.records import RecordState
 from operator_app.apply import Outcome, Problem
 from operator_app.errors import (
     ConflictError,

@@ -1,4 +1,4 @@
-"""The children of a proxy: canonical, the same on every call, and made of nothing but the proxy."""
+"""The children of an EnvoyProxy are canonical and depend on the EnvoyProxy only."""
 
 import json
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def container(spec: Object = SPEC) -> Object:
 
 
 def values(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
-    """Every value within ``value``, with the name of the field that it stands in."""
+    """Every value within ``value``, with the name of its field."""
     yield name, value
     if isinstance(value, dict):
         for inner, each in value.items():
@@ -74,13 +74,13 @@ def values(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:
             yield from values(each, name)
 
 
-# --- canonical -----------------------------------------------------------------------------------------------------
+# --- canonical -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", [SPEC, FULL], ids=["smallest", "full"])
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-def test_children_are_spelled_as_the_server_stores_them(kind: Kind, spec: Object) -> None:
-    """No nulls, nothing empty, explicit protocols, complete and unique keys in every keyed list."""
+def test_children_are_canonical(kind: Kind, spec: Object) -> None:
+    """A child has no null or empty value, canonical quantities, and complete, unique keys in every keyed list."""
     child = made(spec)[kind]
     assert json.loads(json.dumps(child)) == child
     for name, value in values(child):
@@ -92,7 +92,7 @@ def test_children_are_spelled_as_the_server_stores_them(kind: Kind, spec: Object
             value, list
         ):
             keys = kubernetes(name, value)
-            assert isinstance(keys, tuple), f"{name} needs a protocol in every item"
+            assert isinstance(keys, tuple), f"{name} needs every key field in every item"
             assert len({tuple(item[key] for key in keys) for item in value}) == len(value)
         if name in ("cpu", "memory"):
             assert value == canonical(value)
@@ -103,7 +103,7 @@ def test_children_are_spelled_as_the_server_stores_them(kind: Kind, spec: Object
 
 
 def test_an_owner_reference_is_complete() -> None:
-    """It is owned as one whole, so every field that the server would add is there."""
+    """An owner reference has all fields, because an apply owns the item as a whole."""
     assert owner_reference(proxy()) == {
         "apiVersion": "edge.operator-app.dev/v1alpha1",
         "kind": "EnvoyProxy",
@@ -115,20 +115,20 @@ def test_an_owner_reference_is_complete() -> None:
 
 
 @pytest.mark.parametrize("amounts", [{}, {"requests": {}}, {"limits": {}, "requests": {}}], ids=str)
-def test_no_amounts_no_resources(amounts: Object) -> None:
-    """A stanza with nothing in it leaves no empty map behind."""
+def test_empty_resources_are_omitted(amounts: Object) -> None:
+    """Empty requests and limits are rendered to no field, not to an empty map."""
     assert "resources" not in container(SPEC | {"resources": amounts})
 
 
-def test_amounts_are_canonical() -> None:
-    """Half a CPU is 500m, and a quarter of a GiB is 256Mi."""
+def test_resources_are_canonical() -> None:
+    """``0.5`` is rendered as ``500m`` and ``0.25Gi`` as ``256Mi``."""
     assert container(FULL)["resources"] == {
         "requests": {"cpu": "500m", "memory": "256Mi"},
         "limits": {"cpu": "1500m", "memory": "1Gi"},
     }
 
 
-# --- the same every time -------------------------------------------------------------------------------------------
+# --- deterministic ---------------------------------------------------------------------------------------------------
 
 
 def shuffled(value: Json, chance: Any) -> Json:  # noqa: ANN401
@@ -142,13 +142,13 @@ def shuffled(value: Json, chance: Any) -> Json:  # noqa: ANN401
 
 @settings(deadline=None)
 @given(st.randoms(use_true_random=False))
-def test_the_order_of_a_map_means_nothing(chance: Any) -> None:  # noqa: ANN401
-    """However a client or server orders fields, every child is the same to the byte of its configuration."""
+def test_the_order_of_fields_does_not_matter(chance: Any) -> None:  # noqa: ANN401
+    """Children are equal, to the byte of the configuration, for any order of the fields of a spec."""
     assert made(shuffled(FULL, chance)) == made(FULL)
 
 
-def test_children_depend_on_the_declaration_alone() -> None:
-    """Versions, times, generations, other labels and the status of the proxy change nothing in its children."""
+def test_children_depend_on_the_spec_only() -> None:
+    """Generation, resourceVersion, timestamps, labels and managedFields of an EnvoyProxy do not change its children."""
     noisy = made(
         generation=7,
         resourceVersion="9",
@@ -159,8 +159,8 @@ def test_children_depend_on_the_declaration_alone() -> None:
     assert noisy == made()
 
 
-def test_the_declaration_is_not_changed_and_not_shared() -> None:
-    """A caller may change what it got without changing the next answer."""
+def test_children_share_no_data_with_the_spec() -> None:
+    """``children`` does not change the spec, and a change of its result changes neither spec nor later results."""
     before = deepcopy(FULL)
     first = made(FULL)
     assert before == FULL
@@ -171,17 +171,17 @@ def test_the_declaration_is_not_changed_and_not_shared() -> None:
     assert first[DEPLOYMENT]["spec"]["template"]["metadata"]["labels"].get("x") is None
 
 
-# --- names and labels ----------------------------------------------------------------------------------------------
+# --- names and labels ------------------------------------------------------------------------------------------------
 
 
 def test_children_come_in_the_order_of_applying() -> None:
-    """The ConfigMap first, since the Deployment mounts it."""
+    """Children are returned in the order in which they are applied, the ConfigMap first."""
     assert tuple(made()) == CHILD_KINDS
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-def test_every_child_has_its_name_its_owner_and_the_labels_of_the_contract(kind: Kind) -> None:
-    """By these users and the operator find it."""
+def test_every_child_has_name_owner_and_labels(kind: Kind) -> None:
+    """Metadata of a child is exactly its name, namespace, labels and owner reference."""
     child = made()[kind]
     assert (child["apiVersion"], child["kind"]) == (kind.api_version, kind.kind)
     assert child["metadata"] == {
@@ -199,7 +199,7 @@ def test_every_child_has_its_name_its_owner_and_the_labels_of_the_contract(kind:
 
 
 def test_selectors_are_fixed_and_match_the_pods() -> None:
-    """Name and instance alone: a Deployment's selector can never change, so no label that might is in it."""
+    """Selectors contain name and instance only, because a Deployment's selector is immutable."""
     both = {"app.kubernetes.io/name": "envoy", "app.kubernetes.io/instance": "checkout"}
     found = made(FULL)
     labels = found[DEPLOYMENT]["spec"]["template"]["metadata"]["labels"]
@@ -207,11 +207,13 @@ def test_selectors_are_fixed_and_match_the_pods() -> None:
     assert found[DEPLOYMENT]["spec"]["selector"] == {"matchLabels": both}
     assert found[SERVICE]["spec"]["selector"] == both
     assert both.items() <= labels.items()
-    assert UID not in json.dumps(labels), "a label of the Pods must not roll them out anew in another life"
+    assert UID not in json.dumps(labels), (
+        "a label with the UID would roll out new Pods after the EnvoyProxy is created again"
+    )
 
 
-def test_annotations_go_to_the_service_alone() -> None:
-    """And nothing else of the operator's own state is in any child's annotations."""
+def test_only_the_service_has_annotations() -> None:
+    """``spec.service.annotations`` are the Service's annotations; the other children have none."""
     found = made(FULL)
     assert found[SERVICE]["metadata"]["annotations"] == {"example.com/a": "b"}
     assert "annotations" not in found[CONFIG_MAP]["metadata"]
@@ -222,19 +224,19 @@ NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 
 
 @given(NAMES, NAMES)
-def test_a_child_leads_back_to_its_proxy(namespace: str, name: str) -> None:
-    """``proxy_key`` undoes ``child_key``, even for a proxy that is itself called like a child."""
+def test_proxy_key_is_the_inverse_of_child_key(namespace: str, name: str) -> None:
+    """``proxy_key`` inverts ``child_key``, also for an EnvoyProxy whose own name ends with the suffix."""
     for key in (Key(namespace, name), Key(namespace, f"{name}-envoy")):
         assert proxy_key(child_key(key)) == key
 
 
 @pytest.mark.parametrize("name", ["checkout", "-envoy", "checkout-envoy-2", "envoy", ""])
-def test_other_names_lead_to_no_proxy(name: str) -> None:
-    """A name without the suffix, or with nothing before it, is no child's."""
+def test_other_names_have_no_proxy(name: str) -> None:
+    """A name without the suffix, or of the suffix only, is no name of a child."""
     assert proxy_key(Key("team-a", name)) is None
 
 
-# --- what runs -----------------------------------------------------------------------------------------------------
+# --- containers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,19 +257,19 @@ def test_other_names_lead_to_no_proxy(name: str) -> None:
     ids=str,
 )
 def test_worker_threads_follow_the_cpu_limit(resources: Object | None, threads: int) -> None:
-    """One for each CPU, rounded up, from 1 to 256; two without a limit, never one for each core of the node."""
+    """Envoy has one worker thread for each CPU of the limit, rounded up, from 1 to 256, and two without a limit."""
     args = container(SPEC | ({"resources": resources} if resources else {}))["args"]
     assert args[args.index("--concurrency") + 1] == str(threads)
 
 
 def test_the_image_is_the_specs_or_the_default() -> None:
-    """A proxy that names no image follows the operator's."""
+    """An EnvoyProxy without an image gets the operator's default image."""
     assert container()["image"] == "envoy:default"
     assert container(FULL)["image"] == "example.com/envoy:v1"
 
 
-def test_the_pod_gives_away_nothing() -> None:
-    """Not root, no new privileges, no capabilities, nothing writable, no token, no environment of the namespace."""
+def test_the_pod_is_restricted() -> None:
+    """The Pod runs unprivileged, with a read-only file system and without token or Service environment variables."""
     assert pod()["securityContext"] == {
         "runAsNonRoot": True,
         "runAsUser": 101,
@@ -285,7 +287,7 @@ def test_the_pod_gives_away_nothing() -> None:
 
 
 def test_the_configuration_is_mounted_where_envoy_reads_it() -> None:
-    """ConfigMap, volume, mount and argument fit together."""
+    """ConfigMap, volume, mount and ``--config-path`` refer to the same file."""
     config_map = made()[CONFIG_MAP]
     (file,) = config_map["data"]
     (volume,), (mount,) = pod()["volumes"], container()["volumeMounts"]
@@ -295,8 +297,8 @@ def test_the_configuration_is_mounted_where_envoy_reads_it() -> None:
     assert yaml.safe_load(config_map["data"][file])["static_resources"]["listeners"]
 
 
-def test_an_edit_of_the_configuration_rolls_the_pods() -> None:
-    """The template carries the hash of the very text that the ConfigMap holds."""
+def test_an_edit_of_the_configuration_rolls_out_new_pods() -> None:
+    """The Pod template has the hash of the ConfigMap's text as an annotation."""
     edited = deepcopy(SPEC)
     edited["backends"][0]["endpoints"][0]["port"] = 8081
     before, after = made(SPEC), made(edited)
@@ -308,15 +310,15 @@ def test_an_edit_of_the_configuration_rolls_the_pods() -> None:
     assert templates[0] != templates[1]
 
 
-def test_scaling_rolls_nothing() -> None:
-    """More or fewer replicas change one field of the Deployment."""
+def test_scaling_keeps_the_pod_template() -> None:
+    """Another number of replicas changes ``spec.replicas`` of the Deployment, not its template."""
     one, five = (made(SPEC | {"replicas": replicas})[DEPLOYMENT]["spec"] for replicas in (1, 5))
     assert one["template"] == five["template"]
     assert (one["replicas"], five["replicas"]) == (1, 5)
 
 
-def test_ports_fit_together() -> None:
-    """The Service's target ports are the container's ports, privileged ones raised, and readiness is not exposed."""
+def test_ports_of_service_and_container_match() -> None:
+    """The Service's target ports are the container's ports except the readiness port, 10000 higher if below 1024."""
     service = made()[SERVICE]["spec"]
     assert service["ports"] == [
         {"name": "http", "port": 80, "targetPort": 10080, "protocol": "TCP"},

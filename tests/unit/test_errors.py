@@ -1,4 +1,4 @@
-"""What errors carry: waits that others ask for, within bounds."""
+"""Retry delays of errors are bounded."""
 
 import json
 import math
@@ -23,8 +23,8 @@ from operator_app.kube.responses import refusal
         (math.nan, LONGEST_WAIT_S),
     ],
 )
-def test_a_wait_that_somebody_asks_for_is_bounded(asked_s: float | None, kept_s: float | None) -> None:
-    """Whoever sleeps for ``retry_after_s`` wakes up, be it a round, a watch or a plugin's pause."""
+def test_a_requested_retry_delay_is_bounded(asked_s: float | None, kept_s: float | None) -> None:
+    """``retry_after_s`` is between 0 and ``LONGEST_WAIT_S`` for any requested delay, infinity and NaN included."""
     assert TransientError("busy", retry_after_s=asked_s).retry_after_s == kept_s
 
 
@@ -32,8 +32,10 @@ def test_a_wait_that_somebody_asks_for_is_bounded(asked_s: float | None, kept_s:
     ("headers", "details", "kept_s"),
     [({"retry-after": "9" * 310}, {}, LONGEST_WAIT_S), ({}, {"retryAfterSeconds": -1}, 0.0)],
 )
-def test_an_answer_can_not_ask_for_nonsense(headers: dict[str, str], details: dict[str, float], kept_s: float) -> None:
-    """The API server's own numbers are bounded, too."""
+def test_a_response_can_not_request_an_unbounded_delay(
+    headers: dict[str, str], details: dict[str, float], kept_s: float
+) -> None:
+    """A delay from a response's header or ``Status`` has the same bounds."""
     body = json.dumps({"kind": "Status", "code": 503, "details": details}).encode()
     refused = refusal(503, headers, body, kind=CONFIG_MAP)
     assert isinstance(refused, TransientError)

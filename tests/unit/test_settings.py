@@ -1,4 +1,4 @@
-"""The settings: bounds that say what is wrong, and one meaning whichever way a value comes in."""
+"""Settings have bounds with clear errors, and the same meaning from flags and environment."""
 
 import re
 from typing import Any
@@ -20,18 +20,18 @@ CANDIDATES = (
     "true",
     "team-a=3",
 )
-"""Texts of which every setting takes at least one."""
+"""Texts, of which every setting accepts at least one that differs from its default."""
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests are not those of the tests."""
+    """Remove the settings of the process that runs the tests from the environment."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"{ENV_PREFIX}{name.upper()}", raising=False)
 
 
 def given(name: str, value: Any) -> Settings:  # noqa: ANN401
-    """Settings of which one was given directly, as a flag gives it."""
+    """Settings with one value passed as an argument, as a flag does."""
     values: dict[str, Any] = {name: value}
     return Settings(**values)
 
@@ -48,10 +48,8 @@ def another(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
-def test_every_setting_comes_from_the_environment_and_is_outdone_by_a_flag(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Default, then environment, then what is given directly."""
+def test_a_flag_takes_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """For every setting a flag takes precedence over the environment, and the environment over the default."""
     text, default = another(name), Settings.model_fields[name].default
     assert getattr(Settings(), name) == default
     monkeypatch.setenv(f"{ENV_PREFIX}{name.upper()}", text)
@@ -61,7 +59,7 @@ def test_every_setting_comes_from_the_environment_and_is_outdone_by_a_flag(
 
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_every_setting_is_documented(name: str) -> None:
-    """A description for ``--help``, and the unit in the name of every time."""
+    """Every setting has a description for ``--help``, and every duration its unit in its name."""
     field = Settings.model_fields[name]
     assert field.description
     if "Seconds" in repr(field.annotation) or field.annotation is float:
@@ -100,37 +98,37 @@ def test_every_setting_is_documented(name: str) -> None:
     ],
 )
 def test_bad_values_are_refused(name: str, value: str) -> None:
-    """Out of bounds, of another type, or empty: the error names the setting."""
+    """A value out of bounds, of another type or empty is refused with an error that names the setting."""
     with pytest.raises(ValidationError) as caught:
         given(name, value)
     assert [error["loc"] for error in caught.value.errors()] == [(name,)]
 
 
-def test_a_backoff_that_shrinks_is_refused() -> None:
-    """Two values that contradict each other are named, with both values."""
+def test_a_backoff_base_above_its_cap_is_refused() -> None:
+    """The error names both settings with their values."""
     with pytest.raises(ValidationError, match=r"--backoff-base-s \(90\) must not exceed --backoff-cap-s \(60\)"):
         given("backoff_base_s", "90")
 
 
-def test_a_tenant_counts_for_one_unless_told_otherwise() -> None:
-    """Weights are by tenant: a namespace's name, or the value of its label."""
+def test_a_tenant_has_weight_one_by_default() -> None:
+    """``weight_of`` returns the tenant's weight, and 1 for a tenant that no setting names."""
     given_weights = given("tenant_weights", "team-a=3, Gold_1=100")
     assert [given_weights.weight_of(each) for each in ("team-a", "Gold_1", "team-b")] == [3, 100, 1]
 
 
-def test_namespaces_are_a_list_with_commas() -> None:
-    """Blanks and repetitions do not count."""
+def test_namespaces_are_separated_by_commas() -> None:
+    """Blanks, empty names and duplicates are ignored."""
     assert given("namespaces", "b, a,,b").namespaces == ("b", "a")
 
 
-def test_nothing_means_all_namespaces_only_where_nothing_is_written() -> None:
-    """A list whose names got lost on the way must not widen what is served."""
+def test_only_an_empty_list_means_all_namespaces() -> None:
+    """A list that contains only separators is refused, so that a broken list never serves all namespaces."""
     assert given("namespaces", "").namespaces == ()
     with pytest.raises(ValidationError, match=r"',' names nothing; leave it empty, or write names separated by commas"):
         given("namespaces", ",")
 
 
-def test_settings_do_not_change() -> None:
-    """What was read at the start holds until the end."""
+def test_settings_are_immutable() -> None:
+    """A setting can't be changed after it was read."""
     with pytest.raises(ValidationError):
         Settings().workers = 3  # type: ignore[misc]

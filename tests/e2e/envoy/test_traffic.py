@@ -1,4 +1,4 @@
-"""Real requests through real proxies: what is declared is what clients meet, before, during and after an edit."""
+"""HTTP and TCP requests through running proxies, before, during and after an edit of the spec."""
 
 import json
 import os
@@ -20,14 +20,14 @@ from tests.e2e.proxies import a_proxy, condition, family, history, holds, kstatu
 IMAGE: Final = "envoyproxy/envoy:v1.40.0"
 READY_TIMEOUT_S: Final = 60.0
 BACKENDS: Final = {"app": 8080, "assets": 8081, "next": 8082}
-"""Name and port of what answers behind the proxy, each with its name in one line."""
+"""Name and port of each backend; a backend responds with its name."""
 
 pytestmark = [pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(180)]
 
 
 @pytest.fixture
 def namespace(admin: Kube, namespace: str, standin_node: StandInNode | None) -> str:
-    """A namespace whose Pods run, and can be reached from here; elsewhere the test is skipped, and says why."""
+    """A namespace whose Pods run; the test is skipped with a reason if this machine can't run them."""
     if standin_node is not None and not standin_node.runs_envoy:
         lacking("the stand-in node only validates configurations here: no root, or no network namespaces")
     admin.wait_until(SERVICE_ACCOUNT, Key(namespace, "default"), bool)
@@ -35,7 +35,7 @@ def namespace(admin: Kube, namespace: str, standin_node: StandInNode | None) -> 
 
 
 def listener(name: str, port: int) -> Object:
-    """An Envoy listener that answers every request with its name."""
+    """An Envoy listener that responds to every request with its name."""
     types = "type.googleapis.com/envoy.extensions.filters"
     answer = {"match": {"prefix": "/"}, "direct_response": {"status": 200, "body": {"inline_string": name}}}
     manager = {
@@ -56,7 +56,7 @@ def listener(name: str, port: int) -> Object:
 
 
 def create_backends(admin: Kube, namespace: str) -> None:
-    """One Pod with one listener for each backend, and the Service through which proxies find it."""
+    """Create one Pod with a listener for each backend, and the Service that resolves to it."""
     labels = {"app": "backends"}
     at = {"namespace": namespace, "name": "backends"}
     config = {"static_resources": {"listeners": [listener(name, port) for name, port in BACKENDS.items()]}}
@@ -82,7 +82,7 @@ def create_backends(admin: Kube, namespace: str) -> None:
 
 
 def routed(namespace: str, *, to: str = "app", **spec: Any) -> Object:
-    """A proxy that routes by host and by path to its backends, and everything else to one of them."""
+    """An EnvoyProxy with routes by host and by path, and a route for all other requests to the backend ``to``."""
     host = f"backends.{namespace}.svc.cluster.local"
     return a_proxy(
         namespace,
@@ -108,14 +108,14 @@ def routed(namespace: str, *, to: str = "app", **spec: Any) -> Object:
 
 
 def proxy_pods(admin: Kube, key: Key) -> list[Object]:
-    """The Pods that serve, of one proxy."""
+    """The Pods of one proxy that have an address and are not being deleted."""
     selector = ",".join(f"{name}={value}" for name, value in selector_labels(key.name).items())
     pods = admin.list(POD, key.namespace, label_selector=selector)
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("podIP")]
 
 
 def reachable(pod: Object, port: int) -> str:
-    """The address of a Pod; where Pods' addresses can't be reached from here, the test is skipped."""
+    """The address of a Pod; the test is skipped if Pods of another cluster can't be reached from here."""
     address: str = pod["status"]["podIP"]
     try:
         socket.create_connection((address, port), timeout=3).close()
@@ -127,13 +127,13 @@ def reachable(pod: Object, port: int) -> str:
 
 
 def ask(address: str, port: int, host: str = "shop.example.com", path: str = "/") -> tuple[int, str]:
-    """Status and text of one answer."""
+    """Status and body of one response."""
     answer = httpx2.get(f"http://{address}:{port}{path}", headers={"Host": host}, trust_env=False, timeout=3)
     return answer.status_code, answer.text
 
 
-def test_requests_reach_the_backend_that_is_declared(admin: Kube, namespace: str) -> None:
-    """By host, by path and by port; after an edit the others; in between the status is honest and nothing fails."""
+def test_requests_reach_the_declared_backend(admin: Kube, namespace: str) -> None:
+    """Requests are routed by host, path and port as declared; none fails during an edit, and the status follows it."""
     key = Key(namespace, "web")
     create_backends(admin, namespace)
     admin.create(ENVOY_PROXY, routed(namespace))
@@ -150,7 +150,7 @@ def test_requests_reach_the_backend_that_is_declared(admin: Kube, namespace: str
     assert ask(address, 10080, host="assets.example.com") == (200, "assets")
     assert ask(address, 10080, host="closed.example.com", path="/only") == (200, "next")
     assert ask(address, 10080, host="closed.example.com", path="/other") == (200, "app")
-    assert ask(address, 5432) == (200, "next"), "bytes of a TCP listener are passed on"
+    assert ask(address, 5432) == (200, "next"), "a TCP listener forwards bytes"
     assert ask(address, READINESS_PORT, path="/ready")[0] == 200
     for path in ("/", "/readyz", "/stats", "/assets", "/ready/"):
         assert ask(address, READINESS_PORT, path=path)[0] == 404, "the readiness listener serves nothing else"
@@ -163,7 +163,7 @@ def test_requests_reach_the_backend_that_is_declared(admin: Kube, namespace: str
         assert time.monotonic() < deadline_mono, condition(admin.get(ENVOY_PROXY, key), "Ready")
         answers.append(ask(address, 10080))
         time.sleep(0.05)
-    assert set(answers) == {(200, "app")}, "the old proxy serves until the new one is ready, and then drains"
+    assert set(answers) == {(200, "app")}, "the old Pod serves until the new one is ready, and then drains"
     wait_until(lambda: len(proxy_pods(admin, key)) == 1, READY_TIMEOUT_S, "the old Pod to go")
 
     (new,) = proxy_pods(admin, key)
@@ -179,11 +179,11 @@ def test_requests_reach_the_backend_that_is_declared(admin: Kube, namespace: str
     waiting = [each for each in after_edit if version(each) < ready_at]
     assert all(kstatus(each) == "InProgress" for each in waiting)
     assert any(condition(each, "Reconciling").get("status") == "True" for each in waiting)
-    assert all(condition(each, "Available")["status"] == "True" for each in after_edit), "a proxy served all the time"
+    assert all(condition(each, "Available")["status"] == "True" for each in after_edit), "a Pod is ready all the time"
 
 
 def test_a_proxy_that_cannot_start_is_not_ready(admin: Kube, namespace: str) -> None:
-    """With Pods that never answer the children are reconciled and the proxy is not available, until the image is."""
+    """Without a ready Pod the proxy is reconciled but not available; it becomes ready once its image is valid."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, routed(namespace, image="example.com/not/an-image:v1"))
     admin.wait_until(ENVOY_PROXY, key, holds("Reconciled"), READY_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The CRDs are what the models say, in the form that the API server takes."""
+"""The CRDs match the models and have the form that the API server requires."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ def schema_of(crd: Object) -> Object:
 
 
 def nodes(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
-    """Every schema inside ``schema`` with its path, itself included."""
+    """``schema`` and every schema inside it, each with its path."""
     yield path, schema
     for name, child in schema.get("properties", {}).items():
         yield from nodes(child, f"{path}.{name}")
@@ -33,7 +33,7 @@ def nodes(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
 
 
 def keywords(value: Any) -> Iterator[str]:  # noqa: ANN401  # any part of a schema
-    """Every keyword of a schema, but not the names of its properties."""
+    """Every keyword of a schema, without the names of its properties."""
     if isinstance(value, dict):
         for key, member in value.items():
             yield key
@@ -44,7 +44,7 @@ def keywords(value: Any) -> Iterator[str]:  # noqa: ANN401  # any part of a sche
 
 
 def defaulted(schema: Object, value: Any) -> Any:  # noqa: ANN401  # any JSON value
-    """``value`` after what the API server does with a schema's defaults."""
+    """``value`` with the defaults that the API server adds."""
     if isinstance(value, list):
         return [defaulted(schema["items"], entry) for entry in value]
     if not isinstance(value, dict):
@@ -56,34 +56,34 @@ def defaulted(schema: Object, value: Any) -> Any:  # noqa: ANN401  # any JSON va
 
 @pytest.mark.parametrize("crd", crds(), ids=lambda crd: crd["metadata"]["name"])
 def test_the_checked_in_file_is_current(crd: Object) -> None:
-    """manifests/crd holds exactly what the models say; `make manifests` writes it anew."""
+    """manifests/crd contains exactly the CRDs of the models; `make manifests` writes them."""
     file = MANIFESTS / "crd" / f"{crd['metadata']['name']}.yaml"
     assert file.read_text(encoding="utf-8") == to_yaml((crd,))
 
 
-def test_the_files_one_after_the_other_are_what_is_printed() -> None:
-    """`operator-app crd` and `cat` of the files in the shell's order are the same bytes."""
+def test_the_concatenated_files_are_the_printed_stream() -> None:
+    """`operator-app crd` prints the bytes of the files in alphabetical order."""
     files = sorted((MANIFESTS / "crd").glob(f"*.{GROUP}.yaml"))
     assert "".join(file.read_text(encoding="utf-8") for file in files) == to_yaml(crds())
 
 
-def test_no_other_file_is_checked_in() -> None:
-    """A CRD that the models no longer have leaves no file behind."""
+def test_no_other_crd_file_is_checked_in() -> None:
+    """manifests/crd has no file without a CRD."""
     assert {file.stem for file in (MANIFESTS / "crd").iterdir()} == {
         "kustomization",
         *(crd["metadata"]["name"] for crd in crds()),
     }
 
 
-def test_the_yaml_is_the_objects() -> None:
-    """What is printed reads back as what was meant, and is the same each time."""
+def test_the_yaml_is_parsed_back_to_the_objects() -> None:
+    """The printed YAML is parsed back to the same objects, and is the same on every call."""
     assert tuple(yaml.safe_load_all(to_yaml(crds()))) == crds()
     assert to_yaml(crds()) == to_yaml(crds())
 
 
 @pytest.mark.parametrize("crd", crds(), ids=lambda crd: crd["metadata"]["name"])
 def test_the_schema_is_structural(crd: Object) -> None:
-    """No reference, title or null is left, every node says its type, and every list says how it merges."""
+    """The schema has no reference, title or null; every node has a type, every list a list type."""
     schema = schema_of(crd)
     assert not {"$ref", "$defs", "title", "allOf", "oneOf", "nullable", "const"} & set(keywords(schema))
     for path, node in nodes(schema):
@@ -94,16 +94,16 @@ def test_the_schema_is_structural(crd: Object) -> None:
 
 
 @pytest.mark.parametrize("crd", crds(), ids=lambda crd: crd["metadata"]["name"])
-def test_every_field_explains_itself(crd: Object) -> None:
-    """Every field has a text of whole sentences for `kubectl explain`."""
+def test_every_field_has_a_description(crd: Object) -> None:
+    """Every field has a description of whole sentences for `kubectl explain`."""
     for path, node in nodes(schema_of(crd)):
         if not path.endswith("[]") and path != ".metadata":
             assert node.get("description", "").endswith("."), path
 
 
 @pytest.mark.parametrize("crd", crds(), ids=lambda crd: crd["metadata"]["name"])
-def test_everything_a_user_may_write_is_bounded(crd: Object) -> None:
-    """Each list, map, text and number of the spec has an upper bound: that is what keeps the rules affordable."""
+def test_every_field_of_a_spec_is_bounded(crd: Object) -> None:
+    """Each list, map, string and number of a spec has an upper bound, which keeps CEL rules below the cost limit."""
     bound = {"array": "maxItems", "string": "maxLength", "integer": "maximum"}
     for path, node in nodes(schema_of(crd)):
         if not path.startswith(".spec") or "enum" in node or path == ".spec.generation":
@@ -114,8 +114,8 @@ def test_everything_a_user_may_write_is_bounded(crd: Object) -> None:
             assert bound[node["type"]] in node, path
 
 
-def test_every_message_has_a_case() -> None:
-    """A rule without a refused case and an accepted neighbour is not tested, so there is none."""
+def test_every_rule_has_a_case() -> None:
+    """Every rule of the EnvoyProxy has a case with a refused and an accepted value."""
     advice = [case.advice for case in (*CASES, NAME_CASE)]
     rules = [rule for _, node in nodes(schema_of(ENVOY_PROXY_CRD)) for rule in node.get("x-kubernetes-validations", ())]
     assert len(rules) > 20
@@ -124,7 +124,7 @@ def test_every_message_has_a_case() -> None:
 
 
 def test_list_maps() -> None:
-    """Named things merge by name and conditions by type; every other list is replaced as a whole."""
+    """Listeners and backends merge by name, conditions by type; every other list is replaced as a whole."""
     maps = {
         path: node["x-kubernetes-list-map-keys"]
         for path, node in nodes(schema_of(ENVOY_PROXY_CRD))
@@ -134,7 +134,7 @@ def test_list_maps() -> None:
 
 
 def test_defaults() -> None:
-    """The defaults that users meet are these and no others."""
+    """The schema has exactly these defaults."""
     defaults = {path: node["default"] for path, node in nodes(schema_of(ENVOY_PROXY_CRD)) if "default" in node}
     assert defaults == {
         ".spec.replicas": 1,
@@ -151,7 +151,7 @@ def test_defaults() -> None:
 
 
 def test_required_fields() -> None:
-    """What has no default and no meaning when absent must be written."""
+    """Exactly the fields without a default, and without a meaning when absent, are required."""
     required = {path: node["required"] for path, node in nodes(schema_of(ENVOY_PROXY_CRD)) if "required" in node}
     assert required == {
         "": ["spec"],
@@ -165,7 +165,7 @@ def test_required_fields() -> None:
 
 
 def test_names_and_subresources_of_envoy_proxy() -> None:
-    """The names that users type, and the paths that `kubectl scale` and autoscalers follow, are contract."""
+    """Names, subresources and printer columns of the EnvoyProxy's CRD."""
     spec = ENVOY_PROXY_CRD["spec"]
     (version,) = spec["versions"]
     assert ENVOY_PROXY_CRD["metadata"]["name"] == "envoyproxies.edge.operator-app.dev"
@@ -192,7 +192,7 @@ def test_names_and_subresources_of_envoy_proxy() -> None:
 
 
 def test_names_and_subresources_of_proxy_registration() -> None:
-    """A record says what is registered in its spec and what was confirmed in its status."""
+    """Names, subresources and printer columns of the ProxyRegistration's CRD."""
     spec = PROXY_REGISTRATION_CRD["spec"]
     (version,) = spec["versions"]
     assert PROXY_REGISTRATION_CRD["metadata"]["name"] == "proxyregistrations.edge.operator-app.dev"
@@ -203,7 +203,7 @@ def test_names_and_subresources_of_proxy_registration() -> None:
 
 
 def test_names_of_hostname_claim() -> None:
-    """A claim is a hostname and its holder, and nothing else."""
+    """The HostnameClaim's CRD: its names, no subresource, and a spec of hostname and proxy only."""
     spec = HOSTNAME_CLAIM_CRD["spec"]
     (version,) = spec["versions"]
     assert HOSTNAME_CLAIM_CRD["metadata"]["name"] == "hostnameclaims.edge.operator-app.dev"
@@ -213,7 +213,7 @@ def test_names_of_hostname_claim() -> None:
 
 
 def test_the_schemas_fields_are_the_models_fields() -> None:
-    """No field of the models is lost on the way into the schema, and none is added."""
+    """The schema has exactly the fields of the models."""
     properties = schema_of(ENVOY_PROXY_CRD)["properties"]
     for member, model in (("spec", EnvoyProxySpec), ("status", EnvoyProxyStatus)):
         assert set(properties[member]["properties"]) == {field.alias for field in model.model_fields.values()}
@@ -221,7 +221,7 @@ def test_the_schemas_fields_are_the_models_fields() -> None:
 
 @pytest.mark.parametrize("name", ["minimal", "checkout"])
 def test_a_sample_is_accepted(name: str) -> None:
-    """The samples are valid objects, and what the server adds to them is what the models assume."""
+    """A sample is valid, and the API server's defaults are those of the models."""
     documents = yaml.safe_load_all((MANIFESTS / "samples" / f"{name}.yaml").read_text(encoding="utf-8"))
     (sample,) = (document for document in documents if document["kind"] == ENVOY_PROXY.kind)
     stored = defaulted(schema_of(ENVOY_PROXY_CRD), sample)
@@ -229,8 +229,8 @@ def test_a_sample_is_accepted(name: str) -> None:
     assert parse_spec(stored) == parse_spec(sample)
 
 
-def test_defaulting_changes_nothing_that_is_written() -> None:
-    """An object that says everything is stored as it is."""
+def test_defaulting_keeps_every_written_value() -> None:
+    """Defaulting adds absent fields only; every written value is kept."""
     stored = defaulted(schema_of(ENVOY_PROXY_CRD)["properties"]["spec"], proxy()["spec"])
     assert parse_spec({"spec": stored}) == parse_spec(proxy())
     assert stored["backends"][1] == proxy()["spec"]["backends"][1] | {"connectTimeout": "5s"}

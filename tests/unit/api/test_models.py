@@ -1,4 +1,4 @@
-"""The models judge an object as the CRD's schema does, sentence by sentence."""
+"""The models accept and refuse the same objects as the CRD's schema, with the same messages."""
 
 import re
 from typing import Annotated, Any, get_args, get_origin
@@ -9,23 +9,25 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator, core_schema
 
-from operator_app.api import models
+from operator_app.api import fields
+from operator_app.api.fields import duration_s
 from operator_app.api.kinds import Object
-from operator_app.api.models import Listener, Rule, duration_s, parse_spec, sentence
+from operator_app.api.models import Listener, parse_spec, sentence
+from operator_app.api.rules import Rule
 from tests.api_cases import BOUNDS, CASES, HOSTILE, TEXT_MEMBERS, Case, Path, edited, proxy, with_fragment
 
-# Rules that the models leave to the API server, by what their message advises.
+# Rules that only the API server enforces, by a part of their message.
 SERVER_ONLY = ("reachable from other Pods", "raise the limit or lower the request")
 
 STRING_TYPES = {
     name: annotation
-    for name, annotation in vars(models).items()
+    for name, annotation in vars(fields).items()
     if get_origin(annotation) is Annotated and get_args(annotation)[0] is str
 }
 
 
 def refusal(obj: Object) -> str:
-    """The sentences with which the models refuse ``obj``, or nothing."""
+    """The models' errors about ``obj``, empty if it is valid."""
     try:
         parse_spec(obj)
     except ValidationError as error:
@@ -34,8 +36,8 @@ def refusal(obj: Object) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_refusal_is_one_sentence_that_begins_with_where(case: Case) -> None:
-    """For people: a path without an empty end, and no name of a Python exception."""
+def test_an_error_is_one_sentence_that_begins_with_the_field(case: Case) -> None:
+    """An error is one line that begins with the field's path and contains no name of a Python exception."""
     for value in () if case.advice in SERVER_ONLY else case.refused:
         with pytest.raises(ValidationError) as refused:
             parse_spec(edited(proxy(), case.at, value))
@@ -45,7 +47,7 @@ def test_a_refusal_is_one_sentence_that_begins_with_where(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rule_refuses_its_case_with_its_advice_and_accepts_the_neighbour(case: Case) -> None:
-    """Each rule refuses what breaks it, says what to write instead, and leaves the nearest good value alone."""
+    """Each rule refuses an invalid value with advice on what to write, and accepts the nearest valid value."""
     assert refusal(edited(proxy(), case.at, case.accepted)) == ""
     for value in case.refused:
         message = refusal(edited(proxy(), case.at, value))
@@ -57,7 +59,7 @@ def test_a_rule_refuses_its_case_with_its_advice_and_accepts_the_neighbour(case:
 
 @pytest.mark.parametrize(("at", "inside", "outside"), BOUNDS, ids=[".".join(map(str, at)) for at, _, _ in BOUNDS])
 def test_a_bound_is_exact(at: Path, inside: list[Any], outside: list[Any]) -> None:
-    """Every size and range is accepted up to its bound and refused one beyond."""
+    """Every size and range is accepted up to its bound and refused beyond it."""
     for value in inside:
         assert refusal(edited(proxy(), at, value)) == "", value
     for value in outside:
@@ -66,7 +68,7 @@ def test_a_bound_is_exact(at: Path, inside: list[Any], outside: list[Any]) -> No
 
 @pytest.mark.parametrize("at", TEXT_MEMBERS, ids=lambda at: ".".join(map(str, at)))
 def test_no_text_carries_another_languages_structure(at: Path) -> None:
-    """No member that reaches a child accepts a line break, quote, brace, format directive or look-alike character."""
+    """No field that is rendered into a child accepts line breaks, quotes, braces, format strings or look-alikes."""
     value: Any = proxy()
     for step in at:
         value = value[step]
@@ -76,20 +78,20 @@ def test_no_text_carries_another_languages_structure(at: Path) -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    """An object stored under a newer CRD is read as far as this version understands it."""
+    """Unknown fields of an object that was stored under a newer CRD are ignored."""
     newer = edited(proxy(), ("spec", "topology"), {"zones": 3})
     assert parse_spec(newer) == parse_spec(proxy())
 
 
 def test_models_are_immutable() -> None:
-    """A parsed spec can be shared between rounds, because nobody can change it."""
+    """A parsed spec can't be changed, so it can be shared."""
     spec = parse_spec(proxy())
     with pytest.raises(ValidationError):
         spec.replicas = 3  # type: ignore[misc]
 
 
-def test_a_numeric_quantity_is_its_text() -> None:
-    """``cpu: 2`` in YAML means what ``cpu: "2"`` means, as on a Pod."""
+def test_an_integer_quantity_is_read_as_text() -> None:
+    """``cpu: 2`` in YAML is the same as ``cpu: "2"``, as on a Pod."""
     spec = parse_spec(edited(proxy(), ("spec", "resources"), {"limits": {"cpu": 2}}))
     assert spec.resources is not None
     assert spec.resources.limits == {"cpu": "2"}
@@ -99,14 +101,14 @@ def test_a_numeric_quantity_is_its_text() -> None:
     ("port", "target_port", "expected"), [(80, None, 10080), (1023, None, 11023), (1024, None, 1024), (80, 8080, 8080)]
 )
 def test_container_port(port: int, target_port: int | None, expected: int) -> None:
-    """The field targetPort goes first; a port that needs privileges is raised by 10000; any other is taken as it is."""
+    """The container port is ``targetPort``, else ``port``, plus 10000 if ``port`` is below 1024."""
     listener = {"name": "http", "port": port, "targetPort": target_port, "routes": [{"backend": "app"}]}
     assert Listener.model_validate(listener).container_port == expected
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1ms", 0.001), ("250ms", 0.25), ("5s", 5.0), ("60s", 60.0)])
 def test_duration_s(text: str, seconds: float) -> None:
-    """A duration is read in its own unit."""
+    """A duration in ``ms`` or ``s`` is converted to seconds."""
     assert duration_s(text) == seconds
 
 
@@ -122,14 +124,14 @@ HOST_LIKE = st.text("ab0.-*", min_size=1, max_size=12) | st.from_regex(r"[*a][*.
 
 
 @given(HOST_LIKE)
-def test_the_short_host_rules_together_are_the_exact_expression(host: str) -> None:
-    """The rules that fit the API server's cost budget accept what one exact expression for a host would accept."""
-    exact = re.fullmatch(rf"([*][.])?{models._DNS_NAME}", host) is not None
-    assert _is_accepted(models.RequestHost, host) == exact
+def test_the_short_host_rules_are_equivalent_to_one_expression(host: str) -> None:
+    """The short rules of a route's host accept exactly what one exact expression accepts."""
+    exact = re.fullmatch(rf"([*][.])?{fields.DNS_NAME_EXPRESSION}", host) is not None
+    assert _is_accepted(fields.RequestHost, host) == exact
 
 
 def _expressions() -> list[tuple[str, bool, Rule]]:
-    """Every rule that is one regular expression: the expression, and whether a match is what is wanted."""
+    """Every rule of one regular expression: the expression, whether a valid value matches it, and the rule."""
     rules = {rule for annotation in STRING_TYPES.values() for rule in get_args(annotation) if isinstance(rule, Rule)}
     found = []
     for rule in sorted(rules, key=lambda rule: rule.cel):
@@ -144,13 +146,13 @@ def _expressions() -> list[tuple[str, bool, Rule]]:
 )
 @given(text=st.text("aZ0.-*:/_@%\n\u2028", max_size=20) | HOST_LIKE)
 def test_both_regular_expression_engines_agree(expression: str, *, wanted: bool, rule: Rule, text: str) -> None:
-    """The CEL form, run by a linear-time engine of RE2's kind, judges every text as the models' own form does."""
+    """A rule's CEL expression, in an RE2-like engine, and its Python form accept the same texts."""
     engine = SchemaValidator(core_schema.str_schema(pattern=expression))
-    assert rule.holds is not None
-    assert (engine.isinstance_python(text) == wanted) == rule.holds(text)
+    assert rule.is_valid is not None
+    assert (engine.isinstance_python(text) == wanted) == rule.is_valid(text)
 
 
 def test_the_expressions_are_found() -> None:
-    """The test above is about every regular expression there is: nine of them, in seven kinds of text."""
+    """The test above covers at least nine expressions of seven types."""
     assert len(_expressions()) >= 9
     assert len(STRING_TYPES) >= 7

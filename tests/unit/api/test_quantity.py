@@ -1,4 +1,4 @@
-"""Quantities: the spellings that the API server stores as they are, and what never happens to a value."""
+"""The canonical form of quantities, which the API server stores unchanged."""
 
 import re
 from decimal import ROUND_UP, Decimal
@@ -20,7 +20,7 @@ FACTORS = (
 
 @st.composite
 def quantities(draw: st.DrawFn) -> str:
-    """Any quantity that the API's grammar knows."""
+    """Any quantity of the API's grammar."""
     whole = draw(st.text("0123456789", max_size=20))
     part = draw(st.text("0123456789", max_size=12))
     number = draw(st.sampled_from([whole, f"{whole}.", f"{whole}.{part}"]))
@@ -30,7 +30,7 @@ def quantities(draw: st.DrawFn) -> str:
     return f"{sign}{number}{suffix}"
 
 
-# Each line was given to resource.Quantity of k8s.io/apimachinery v0.36 and to the rounding of a ResourceList.
+# Each expectation is the output of resource.Quantity of k8s.io/apimachinery v0.36 and of a ResourceList's rounding.
 @pytest.mark.parametrize(
     ("text", "stored"),
     [
@@ -72,19 +72,19 @@ def quantities(draw: st.DrawFn) -> str:
         ("1e-9", "1e-3"),
         ("1.0001", "1001m"),
         ("-0.0001", "-1m"),
-        # nothing at all, in every spelling
+        # zero in every form
         ("0", "0"),
         ("0Ki", "0"),
         ("-0.0", "0"),
         ("0e3", "0"),
         ("0E", "0"),
-        # signs and zeros that say nothing
+        # superfluous signs and zeros
         ("+5", "5"),
         ("007", "7"),
         ("1.500", "1500m"),
         ("-1Ki", "-1Ki"),
         ("  1  ", "1"),
-        # no further than 2**63-1
+        # capped at 2**63-1
         ("8Ei", "9223372036854775807"),
         ("-8Ei", "-9223372036854775807"),
         ("7Ei", "7Ei"),
@@ -94,8 +94,8 @@ def quantities(draw: st.DrawFn) -> str:
         ("1e99", "9223372036854775807"),
     ],
 )
-def test_the_spelling_that_is_stored(text: str, stored: str) -> None:
-    """A quantity is spelled as the API server stores it, so that sending it again changes nothing."""
+def test_the_canonical_form_is_the_stored_one(text: str, stored: str) -> None:
+    """A quantity is converted to the form that the API server stores, so that a second apply is a no-op."""
     assert canonical(text) == stored
 
 
@@ -129,8 +129,8 @@ def test_the_spelling_that_is_stored(text: str, stored: str) -> None:
         ".",
     ],
 )
-def test_what_is_no_quantity_is_refused_in_a_sentence(text: str) -> None:
-    """Anything else is a ValueError that quotes it and says what to write."""
+def test_a_text_that_is_no_quantity_is_refused(text: str) -> None:
+    """Any other text raises ``ValueError`` with the text and examples of quantities."""
     with pytest.raises(ValueError, match=re.escape(f"{text!r} is not a quantity; write for example 500m")):
         canonical(text)
     with pytest.raises(ValueError, match="is not a quantity"):
@@ -142,20 +142,20 @@ def test_what_is_no_quantity_is_refused_in_a_sentence(text: str) -> None:
     [("500m", "0.5"), ("2", "2"), ("1Ki", "1024"), ("1.5k", "1500"), ("2e-1", "0.2"), ("-3M", "-3000000"), ("0", "0")],
 )
 def test_the_value_is_in_base_units(text: str, value: str) -> None:
-    """Cores and bytes, exactly."""
+    """The value is exact, in cores or bytes."""
     assert value_of(text) == Decimal(value)
 
 
 @given(quantities())
 @example("0.001Ei")
-def test_a_stored_spelling_is_final(text: str) -> None:
-    """Canonical twice is canonical once: a declaration that came back from the server would not change again."""
+def test_the_canonical_form_is_a_fixed_point(text: str) -> None:
+    """The canonical form of a canonical quantity is the quantity itself."""
     assert canonical(canonical(text)) == canonical(text)
 
 
 @given(quantities())
-def test_a_spelling_keeps_the_value(text: str) -> None:
-    """The value stays, up to milli and rounded away from zero, so that nobody gets less than was asked for."""
+def test_the_canonical_form_keeps_the_value(text: str) -> None:
+    """The value is kept, rounded away from zero to milli and capped, so that it is never less than requested."""
     number, suffix = re.fullmatch(r"([-+0-9.]+)(.*)", text).groups()  # type: ignore[union-attr]
     exact = Decimal(number) * FACTORS[suffix]
     expected = max(-Decimal(LARGEST), min(Decimal(LARGEST), exact))
@@ -165,8 +165,8 @@ def test_a_spelling_keeps_the_value(text: str) -> None:
 
 
 @given(quantities())
-def test_a_stored_spelling_has_neither_fraction_nor_superfluous_signs(text: str) -> None:
-    """No point, no plus, no leading zero, no exponent that is not a multiple of three, no suffix finer than milli."""
+def test_the_canonical_form_has_no_fraction_and_no_superfluous_characters(text: str) -> None:
+    """No point, plus, leading zero, exponent that is not a multiple of three, or suffix finer than milli."""
     match = re.fullmatch(r"-?(0|[1-9][0-9]*)([mkMGTPE]|[KMGTPE]i|e-?([0-9]+))?", canonical(text))
     assert match is not None
     assert match[3] is None or int(match[3]) % 3 == 0

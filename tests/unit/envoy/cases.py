@@ -1,4 +1,4 @@
-"""Specs for the tests of ``envoy.py``: shapes, bounds, hostile values, and the documented precedence as a model."""
+"""Specs for the tests of ``operator_app.envoy``: kinds, bounds, hostile values, and a model of the route precedence."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from annotated_types import MaxLen
 
-from operator_app.api.models import ApiModel, Backend, Endpoint, EnvoyProxySpec, Listener, Protocol, Route, RouteMatch
+from operator_app.api.models import Backend, Endpoint, EnvoyProxySpec, Listener, Protocol, Route, RouteMatch
+from operator_app.api.rules import ApiModel
 
 JsonObject = dict[str, Any]
 
@@ -42,7 +43,7 @@ ENDPOINTS: Final[dict[str, list[JsonObject]]] = {
 
 
 def spec(listeners: list[JsonObject], backends: list[JsonObject] | None = None) -> EnvoyProxySpec:
-    """A spec as the operator would read it; one backend named ``app`` unless ``backends`` says otherwise."""
+    """A parsed spec, with one backend named ``app`` unless ``backends`` are given."""
     backends = backends or [{"name": "app", "endpoints": ENDPOINTS["DNS"]}]
     return EnvoyProxySpec.model_validate({"listeners": listeners, "backends": backends})
 
@@ -58,9 +59,9 @@ def tcp(*, name: str = "tcp", port: int = 5432, backend: str = "app") -> JsonObj
 
 
 def accepted() -> dict[str, EnvoyProxySpec]:
-    """Every shape of listener with every shape of backend, and the limits, by a name for people.
+    """Every kind of listener with every kind of backend, the largest spec and a hostile one, each with a readable name.
 
-    Listeners that differ in their path only share a spec: Envoy has to be started for each.
+    Listeners that differ only in their path share a spec, because Envoy is started once for each spec.
     """
     cases: dict[str, EnvoyProxySpec] = {}
     for hosts, endpoints in product(HOSTS, ENDPOINTS):
@@ -70,17 +71,17 @@ def accepted() -> dict[str, EnvoyProxySpec]:
         ]
         backend = {"name": "app", "endpoints": ENDPOINTS[endpoints], "connectTimeout": "250ms"}
         cases[f"{hosts} to {endpoints}"] = spec([*listeners, tcp()], [backend])
-    # Envoy itself refuses line ends in domains.
+    # Envoy refuses line breaks in domains.
     return cases | {"every list full": largest(), "hostile": hostile(HOSTILE.replace("\n", "").replace("\r", ""))}
 
 
 def bound(model: type[ApiModel], field: str) -> int:
-    """How many items the API allows in that list."""
+    """The maximum number of items of the list ``field`` of ``model``."""
     return next(limit.max_length for limit in model.model_fields[field].metadata if isinstance(limit, MaxLen))
 
 
 def largest() -> EnvoyProxySpec:
-    """Every list at its upper bound but hosts, of which each route has one of its own; names as long as they may be."""
+    """Every list at its upper bound except hosts, of which each route has one; names at their maximum length."""
     endpoints = [{"host": f"10.0.0.{n}", "port": 80} for n in range(bound(Backend, "endpoints"))]
     names = [f"b{n:062}" for n in range(bound(EnvoyProxySpec, "backends"))]
     routes = [
@@ -97,11 +98,11 @@ def largest() -> EnvoyProxySpec:
 
 
 HOSTILE: Final = "\"'`}{][,:\n\r\t%REQ(:PATH)%%{}${HOME}$(HOME)\\u0000\\1.*|()^<&\u2028é"
-"""What could end a string, begin a structure, or mean something to a template, a regular expression or a shell."""
+"""Characters with a meaning in JSON, YAML, templates, regular expressions, shells or Envoy's format strings."""
 
 
 def hostile(text: str = HOSTILE) -> EnvoyProxySpec:
-    """``text`` in every place that takes a string. The CRD would refuse this, so it goes around the validation."""
+    """``text`` in every string of a spec. It is built without validation, which would refuse it."""
     match = RouteMatch.model_construct(hosts=(f"h{text}",), path_prefix=f"/p{text}-")
     exact = RouteMatch.model_construct(hosts=(f"h{text}",), path_exact=f"/e{text}-")
     backend = f"b{text}"
@@ -117,10 +118,10 @@ def hostile(text: str = HOSTILE) -> EnvoyProxySpec:
 
 
 def answering(routes: Iterable[Route], host: str, path: str) -> int | None:
-    """The position of the route that answers, by the precedence that ``envoy.py`` documents; ``None`` is a 404.
+    """The position of the route that answers by the precedence that ``listeners.py`` documents; ``None`` means 404.
 
-    Written for one request at a time, so that it shares no step with the code under test. ``host`` is lower case and
-    without port, ``path`` normal and without query.
+    It ranks every route for one request, so that it shares no step with the code under test. ``host`` is in lower case
+    without port, ``path`` is normalised and without query.
     """
     best: tuple[tuple[int, int, int], int] | None = None
     for position, route in enumerate(routes):

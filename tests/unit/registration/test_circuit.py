@@ -10,7 +10,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 from operator_app.api.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Object
-from operator_app.api.models import RecordState
+from operator_app.api.records import RecordState
 from operator_app.apply import Outcome, Problem
 from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, ThrottledError, TransientError
 from operator_app.registration import audit, registrar

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from operator_app.api.kinds import Key, Object
-from operator_app.api.models import RecordState
+from operator_app.api.records import RecordState
 from operator_app.apply import Problem
 from operator_app.errors import ConfigurationError
 from operator_app.registration.audit import FIXABLE, Finding, FindingKind, Survey, findings, table

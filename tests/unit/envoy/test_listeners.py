@@ -1,0 +1,108 @@
+"""The listeners that a spec is rendered to, and which route answers a request."""
+
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operator_app.api.models import READINESS_PORT, Route, RouteMatch
+from operator_app.envoy import bootstrap
+from tests.unit.envoy import cases
+from tests.unit.envoy.parts import last_filter, listener_config
+from tests.unit.envoy.routes import HOSTS, PATHS, route_lists
+
+
+def virtual_hosts(routes: tuple[Route, ...]) -> list[dict[str, Any]]:
+    """The virtual hosts of a listener with ``routes``."""
+    backends = [{"name": route.backend, "endpoints": cases.ENDPOINTS["DNS"]} for route in routes]
+    plain = [route.model_dump(by_alias=True, exclude_none=True) for route in routes]
+    spec = cases.spec([cases.http(*plain)], list({backend["name"]: backend for backend in backends}.values()))
+    found: list[dict[str, Any]] = last_filter(bootstrap.bootstrap(spec), "listener/http")["route_config"][
+        "virtual_hosts"
+    ]
+    return found
+
+
+def selected_cluster(hosts: list[dict[str, Any]], host: str, path: str) -> str | None:
+    """The cluster that Envoy selects: in the virtual host of the most specific domain, by the first matching route."""
+    domains = {domain: each for each in hosts for domain in each["domains"]}
+    wildcards = ["*" + host[start:] for start in range(1, len(host) + 1)]
+    chosen = next((domains[domain] for domain in (host, *wildcards) if domain in domains), None)
+    for route in chosen["routes"] if chosen else ():
+        match, cluster_name = route["match"], str(route["route"]["cluster"])
+        separated = match.get("path_separated_prefix")
+        if separated is not None:
+            hit = path == separated or path.startswith(separated + "/")
+        else:
+            hit = path == match["path"] if "path" in match else path.startswith(match["prefix"])
+        if hit:
+            return cluster_name
+    return None
+
+
+def test_listeners_bind_the_container_port_on_every_address() -> None:
+    """A listener binds ``targetPort``, else ``port``, plus 10000 if ``port`` is below 1024."""
+    listeners = [cases.http(port=80), cases.tcp(port=5432), cases.http(name="alt", port=81) | {"targetPort": 9000}]
+    bound = {
+        each["name"]: each["address"]["socket_address"]
+        for each in bootstrap.bootstrap(cases.spec(listeners))["static_resources"]["listeners"]
+    }
+    assert {each["address"] for each in bound.values()} == {"0.0.0.0"}  # noqa: S104  # the claim of the test
+    assert {name: each["port_value"] for name, each in bound.items()} == {
+        "internal/readiness": READINESS_PORT,
+        "listener/alt": 9000,
+        "listener/http": 10080,
+        "listener/tcp": 5432,
+    }
+
+
+def test_readiness_listener_has_no_route() -> None:
+    """The readiness listener has no route, also if a listener of the spec is called ``readiness``."""
+    config = bootstrap.bootstrap(cases.spec([cases.http(name="readiness")]))
+    serve = last_filter(config, "internal/readiness")
+    assert serve["route_config"] == {"name": "internal/readiness"}
+    check = serve["http_filters"][0]["typed_config"]
+    assert check["pass_through_mode"] is False
+    assert {"name": ":path", "string_match": {"exact": "/ready"}} in check["headers"]
+    assert listener_config(config, "internal/readiness")["ignore_global_conn_limit"] is True
+
+
+def test_tcp_listener_proxies_to_its_backend() -> None:
+    """A TCP listener is served by the TCP proxy filter, with the cluster of its one backend."""
+    served = last_filter(bootstrap.bootstrap(cases.spec([cases.tcp()])), "listener/tcp")
+    assert served["@type"].endswith("tcp_proxy.v3.TcpProxy")
+    assert served["cluster"] == "backend/app"
+
+
+def test_access_log_leaves_the_query_out() -> None:
+    """The access log contains the path without the query, which may hold secrets, and three known headers only."""
+    served = last_filter(bootstrap.bootstrap(cases.spec([cases.http()])), "listener/http")
+    fields = served["access_log"][0]["typed_config"]["log_format"]["json_format"]
+    assert fields["path"] == "%PATH(NQ):1024%"
+    requested = {name for text in fields.values() for name in re.findall(r"%REQ\(([^)]*)\)", text)}
+    assert requested == {":AUTHORITY", ":METHOD", "X-REQUEST-ID"}
+
+
+@given(route_lists())
+def test_every_domain_appears_once(routes: tuple[Route, ...]) -> None:
+    """Every declared host is in exactly one virtual host, and ``*`` if a route has none; Envoy refuses duplicates."""
+    domains = [domain for each in virtual_hosts(routes) for domain in each["domains"]]
+    declared = {host for route in routes if route.match for host in route.match.hosts or ("*",)}
+    assert len(domains) == len(set(domains))
+    assert set(domains) == declared
+
+
+@given(route_lists(), st.sampled_from(HOSTS), st.sampled_from([*PATHS, "/api/", "/api/v1/", "/nothing"]))
+def test_the_documented_precedence_selects_the_route(routes: tuple[Route, ...], host: str, path: str) -> None:
+    """For any routes and any request, Envoy's rules select the route that the documented precedence selects."""
+    position = cases.answering(routes, host, path)
+    assert selected_cluster(virtual_hosts(routes), host, path) == (None if position is None else f"backend/b{position}")
+
+
+def test_hosts_that_share_routes_share_a_virtual_host() -> None:
+    """Hosts with the same routes share one virtual host, so a route of many hosts is rendered once."""
+    hosts = [f"h{n}.example.com" for n in range(cases.bound(RouteMatch, "hosts"))]
+    routes = ({"backend": "app", "match": {"hosts": hosts}}, {"backend": "app", "match": {"pathPrefix": "/all"}})
+    found = virtual_hosts(tuple(Route.model_validate(route) for route in routes))
+    assert [(len(each["domains"]), len(each["routes"])) for each in found] == [(1, 1), (len(hosts), 2)]
