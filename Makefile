@@ -46,17 +46,18 @@ $(STAMP):
 	@touch $@
 
 .PHONY: check
-check: $(STAMP) ## Format, lint, types and import contracts; runs all four, then tells which failed
+check: $(STAMP) ## Format, lint, types, import contracts and new commits' messages; runs all, then tells which failed
 	@failed=; \
 	try() { \
 	  echo "== check: $$1"; name=$$1; shift; \
-	  said=$$("$(BIN)/$$@" 2>&1) || { echo "$$said"; failed="$$failed, $$name"; }; \
+	  said=$$("$(BIN)/$$@" 2>&1) || { echo "$$said"; said=; failed="$$failed, $$name"; }; \
 	}; \
 	try format ruff format --check --quiet; \
 	try lint ruff check --quiet; \
 	try types mypy --no-error-summary; \
 	try imports lint-imports --no-logo; \
-	if [ -n "$$failed" ]; then echo "== check: failed: $${failed#, }" >&2; exit 1; fi; echo "== check: all four hold"
+	try commits python -m tests.unit.project.commit_messages; [ -z "$$said" ] || echo "$$said"; \
+	if [ -n "$$failed" ]; then echo "== check: failed: $${failed#, }" >&2; exit 1; fi; echo "== check: all five hold"
 
 .PHONY: format
 format: $(STAMP) ## Rewrite the sources as the formatter and the safe lint fixes want them
