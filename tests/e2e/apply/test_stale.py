@@ -39,12 +39,6 @@ LATER: Final = datetime(2040, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture
 async def these(control_plane: ControlPlane, crds: object) -> AsyncIterator[Rooms]:  # noqa: ARG001  # needed to serve
     """The rooms, with an empty store."""
     async with rooms(control_plane.kubeconfig) as found:

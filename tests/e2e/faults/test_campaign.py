@@ -91,12 +91,6 @@ LEASES_SEEN_WRONGLY: Final = (
 )
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 @pytest.fixture(params=["transport", "proxy"])
 def carrier(request: pytest.FixtureRequest, operator_kubeconfig: Path, tmp_path: Path) -> Carrier:
     """A way to be connected as the operator while a plan is carried out."""

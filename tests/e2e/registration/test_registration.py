@@ -50,12 +50,6 @@ OPERATOR_ID: Final = "operator-app"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outside:
     """A registry of files that every operator of this test finds installed."""
     found = Outside(tmp_path / "outside")

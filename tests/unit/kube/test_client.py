@@ -42,12 +42,6 @@ Handler = Callable[[httpx2.Request], httpx2.Response | Awaitable[httpx2.Response
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture
 def kubeconfig(tmp_path: Path) -> Path:
     """A kubeconfig of a server that is never reached."""
     return written(tmp_path, {"server": "http://api.invalid"}, {})

@@ -34,12 +34,6 @@ OBJECT: Final[Object] = {
 ANSWER: Final = b'{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"checkout","resourceVersion":"8"}}'
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 @dataclass
 class Server:
     """A plain HTTP server on loopback that keeps what it received, and answers each request when it is let to."""
