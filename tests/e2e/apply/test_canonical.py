@@ -12,11 +12,11 @@ import pytest
 
 from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
 from operator_app.ssa.fields import differences
+from tests.e2e.components import rooms
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, declared_children, wait_reconciled
-from tests.e2e.rounds import rooms
 
 APP: Final = {"name": "app", "endpoints": [{"host": "app.example.com", "port": 8080}]}
 HTTP: Final = {"name": "http", "port": 80, "routes": [{"backend": "app"}]}

@@ -26,10 +26,10 @@ from operator_app.desired import child_key
 from operator_app.errors import ConflictError
 from operator_app.ssa.fields import fields_of
 from operator_app.status import Observation, next_status
+from tests.e2e.components import Rooms, rooms
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
 from tests.e2e.proxies import a_proxy, condition, declared_children, family, is_refused, record_key
-from tests.e2e.rounds import Rooms, rooms
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Kind
+from tests.e2e.apply.cluster_model import EDITS, NAMES, SPECS, Propagation, World
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.kube import Kube
-from tests.e2e.world import EDITS, NAMES, SPECS, Propagation, World
 
 EXAMPLES: Final = int(os.environ.get("STATE_MACHINE_EXAMPLES", "0"))
 LARGE: Final = settings(

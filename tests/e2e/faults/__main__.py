@@ -17,9 +17,9 @@ from typing import Final
 from tests.e2e.controlplane import BuildError, ControlPlane, StartError, ToolchainError
 from tests.e2e.faults.campaign import Campaign, Run
 from tests.e2e.faults.catalogue import everything
-from tests.e2e.faults.experiment import conduct
+from tests.e2e.faults.conduct import conduct
+from tests.e2e.faults.report import counts, page, unreached
 from tests.e2e.faults.scenarios import SCENARIOS
-from tests.e2e.faults.table import counts, page, unreached
 from tests.e2e.kube import Kube
 from tests.e2e.shipped import CRDS, operator_identity
 from tests.paths import ROOT

@@ -24,8 +24,8 @@ from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
 from tests.e2e.failover import epochs_out_of_order, out_of_order
-from tests.e2e.faults import verdict
-from tests.e2e.faults.mirror import ELSEWHERE, KINDS, Mirror, View, about
+from tests.e2e.faults import checks
+from tests.e2e.faults.observer import ELSEWHERE, KINDS, Mirror, View, about
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point, points_in_all
 from tests.e2e.faults.proxy import FaultProxy
 from tests.e2e.faults.scenarios import MARK, NAME, Scenario, fresh_proxy, hostnames
@@ -285,7 +285,7 @@ class Campaign:
         for each in written:
             writes[_about(each, owners)].append(each)
         # The version in the answer to a release may be older than the release, so it says nothing about its time.
-        datable = [each for each in written if not verdict.is_release(each)]
+        datable = [each for each in written if not checks.is_release(each)]
         self.complaints += out_of_order(datable, SHARDS, [run.namespace for run in self._runs])
         self.complaints += epochs_out_of_order(written, SHARDS)
         for run in self._runs:
@@ -299,10 +299,10 @@ class Campaign:
         lives |= {kind.kind: self._mirror.lives_about(kind, run.namespace) for kind in ELSEWHERE}
         elsewhere = {*hostnames(run.namespace), *(f"proxy-{uid}" for uid in lives[ENVOY_PROXY.kind])}
         found = [
-            *verdict.problems(run.scenario, run.namespace, view, run.bystanders, run.uid),
-            *verdict.lives_problems(run.scenario, lives),
+            *checks.problems(run.scenario, run.namespace, view, run.bystanders, run.uid),
+            *checks.lives_problems(run.scenario, lives),
             *self._mirror.lies(run.namespace),
-            *verdict.write_problems(
+            *checks.write_problems(
                 writes,
                 names=frozenset({NAME, child_key(key).name} | elsewhere),
                 may_repeat=run.kind is FaultKind.LOST_ANSWER,
@@ -333,7 +333,7 @@ class Campaign:
         seen = frozenset((address, obj["metadata"]["resourceVersion"]) for address, obj in view.items())
         if seen != run.seen or run.seen_mono == 0.0:
             run.seen, run.seen_mono = seen, time.monotonic()
-            run.problems = list(verdict.problems(run.scenario, run.namespace, view, run.bystanders, run.uid))
+            run.problems = list(checks.problems(run.scenario, run.namespace, view, run.bystanders, run.uid))
         open_s = time.monotonic() - max(run.seen_mono, run.acted_mono)
         if not run.problems and not run.is_waiting_for_rebirth and open_s >= REST_S:
             run.rested_at = datetime.now(UTC)

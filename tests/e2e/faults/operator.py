@@ -17,7 +17,7 @@ from unittest import mock
 from operator_app import app
 from operator_app.__main__ import main
 from operator_app.kube.client import Cluster
-from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.injector import Ledger
 from tests.e2e.faults.plan import Plan
 from tests.e2e.faults.transport import FaultyTransport
 

@@ -24,9 +24,9 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.tls import TLSListener, TLSStream
 
 from operator_app.kube.kubeconfig import endpoint
-from tests.e2e.faults.answers import DELAY_S, Break, StreamEditor, phrase, refusal
-from tests.e2e.faults.ledger import Ledger, Tell
+from tests.e2e.faults.injector import Ledger, Tell
 from tests.e2e.faults.plan import KILLS, Asked, Fault, FaultKind, Plan, asked
+from tests.e2e.faults.responses import DELAY_S, Break, StreamEditor, phrase, refusal
 
 _CHUNK_BYTES: Final = 65536
 _GONE: Final = (

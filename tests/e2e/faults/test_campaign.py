@@ -29,13 +29,13 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.responses import Page, WatchEvent
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.failover import epochs_out_of_order, out_of_order
-from tests.e2e.faults.answers import DELAY_S, RETRY_AFTER_S
 from tests.e2e.faults.campaign import SHARDS, Campaign, Run
 from tests.e2e.faults.catalogue import WATCHED, Catalogue
-from tests.e2e.faults.experiment import conduct
-from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.conduct import conduct
+from tests.e2e.faults.injector import Ledger
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.faults.proxy import FaultProxy
+from tests.e2e.faults.responses import DELAY_S, RETRY_AFTER_S
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.faults.transport import FaultyTransport
 from tests.e2e.kube import Kube, wait_until

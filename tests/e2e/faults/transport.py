@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import anyio
 import httpx2
 
-from tests.e2e.faults.answers import DELAY_S, Break, StreamEditor, refusal
-from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.injector import Ledger
 from tests.e2e.faults.plan import Asked, Fault, FaultKind, asked
+from tests.e2e.faults.responses import DELAY_S, Break, StreamEditor, refusal
 
 
 class FaultyTransport(httpx2.AsyncBaseTransport):

@@ -25,6 +25,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.desired import child_key
 from operator_app.registration.registrar import Registries
+from tests.e2e.components import Rooms, rooms
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.kube import Kube, wait_until
@@ -42,7 +43,6 @@ from tests.e2e.proxies import (
     wait_all_gone,
     wait_reconciled,
 )
-from tests.e2e.rounds import Rooms, rooms
 
 FLAGS: Final = (f"--registry={NAME}", "--sweep-interval-s=86400")
 QUIET_S: Final = 1.5

@@ -11,14 +11,14 @@ import pytest
 from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, LEASE, Key, Object
 from operator_app.app import INDEXES
 from tests.e2e.faults import __main__ as command
-from tests.e2e.faults import verdict
+from tests.e2e.faults import checks
 from tests.e2e.faults.campaign import Run
 from tests.e2e.faults.catalogue import starts
-from tests.e2e.faults.ledger import Ledger
-from tests.e2e.faults.mirror import View
+from tests.e2e.faults.injector import Ledger
+from tests.e2e.faults.observer import View
 from tests.e2e.faults.plan import Asked, Fault, FaultKind, Plan, Point
+from tests.e2e.faults.report import page
 from tests.e2e.faults.scenarios import NAME, SCENARIOS, fresh_proxy, hostnames
-from tests.e2e.faults.table import page
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 
 FIRST, *_, DELETION, _RE_CREATION = SCENARIOS
@@ -46,7 +46,7 @@ def view_of(*claims: Object) -> View:
 
 def claim_problems(view: View) -> list[str]:
     """What the verdict on a first reconcile has to say about claims."""
-    return [each for each in verdict.problems(FIRST, TEAM, view, {}, "uid-1") if each.startswith("claim")]
+    return [each for each in checks.problems(FIRST, TEAM, view, {}, "uid-1") if each.startswith("claim")]
 
 
 def test_exactly_the_wanted_hostname_is_to_be_claimed_by_exactly_this_proxy() -> None:
@@ -60,7 +60,7 @@ def test_a_claim_that_outlives_its_proxy_is_an_orphan() -> None:
     """After a deletion none may be left."""
     view = view_of(a_claim(HOSTNAME))
     del view[ENVOY_PROXY, Key(TEAM, NAME)]
-    assert list(verdict.problems(DELETION, TEAM, view, {}, "uid-1")) == [
+    assert list(checks.problems(DELETION, TEAM, view, {}, "uid-1")) == [
         f"claim {OPERATOR_NAMESPACE}/{HOSTNAME} is an orphan"
     ]
 

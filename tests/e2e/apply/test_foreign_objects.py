@@ -22,6 +22,7 @@ from operator_app.api.kinds import (
 from operator_app.apply import Outcome
 from operator_app.desired import child_key
 from operator_app.ssa.fields import fields_of
+from tests.e2e.components import rooms
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube, path_of
@@ -35,7 +36,6 @@ from tests.e2e.proxies import (
     wait_reconciled,
     writes_to_children,
 )
-from tests.e2e.rounds import rooms
 
 REST_S: Final = 1.0
 """Several rounds long: the backoff of tests begins at 0.1 s."""

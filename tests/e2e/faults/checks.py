@@ -22,7 +22,7 @@ from operator_app.api.models import parse_spec
 from operator_app.desired import child_key, children
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry
-from tests.e2e.faults.mirror import ELSEWHERE, Address, View
+from tests.e2e.faults.observer import ELSEWHERE, Address, View
 from tests.e2e.faults.scenarios import MARK, NAME, Scenario
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 

@@ -6,7 +6,7 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any, Final
 
-from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.injector import Ledger
 from tests.e2e.faults.plan import FaultKind
 
 RETRY_AFTER_S: Final = 1
