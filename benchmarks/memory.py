@@ -22,13 +22,13 @@ from operator_app.kube.store import Store
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.proxies import a_proxy, family, wait_reconciled
+from tests.e2e.proxies import a_proxy, objects_of, wait_reconciled
 from tests.e2e.shipped import CRDS, operator_identity
 
 KINDS = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
 
 
-def one_family() -> dict[Kind, Object]:
+def one_proxy() -> dict[Kind, Object]:
     """A proxy with its children and its record, as a real API server stores them."""
     with (
         ControlPlane(crds=CRDS) as cluster,
@@ -40,7 +40,7 @@ def one_family() -> dict[Kind, Object]:
         operator.start()
         admin.create(ENVOY_PROXY, a_proxy("tenant-model", "proxy-model"))
         wait_reconciled(admin, Key("tenant-model", "proxy-model"))
-        found = family(admin, Key("tenant-model", "proxy-model"))
+        found = objects_of(admin, Key("tenant-model", "proxy-model"))
         operator.stop()
     return {ENVOY_PROXY: found.proxy, **found.children, PROXY_REGISTRATION: found.record}
 
@@ -116,7 +116,7 @@ def seconds_per_read(model: dict[Kind, Object], reads: int = 2000) -> tuple[floa
 def main() -> None:
     """Print the table."""
     counts = [int(each) for each in sys.argv[1:]] or [1_000, 10_000]
-    model = one_family()
+    model = one_proxy()
     json_bytes = sum(len(json.dumps(each, separators=(",", ":"))) for each in model.values())
     print(f"one proxy: {len(model)} objects, {json_bytes:,} bytes of JSON")
     print(" proxies  store B/proxy  dict B/proxy  ratio  fill store  fill dict")

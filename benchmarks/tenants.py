@@ -20,15 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, SERVICE, Key, Kind, Object
+from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, SERVICE, Key, Object
 from operator_app.desired import child_key
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.kube import Kube, KubeError, path_of
+from tests.e2e.kube import RESOURCE_QUOTA, Kube, KubeError, path_of
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, holds
 from tests.e2e.shipped import CRDS, operator_identity
 
-QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
 ALONE_S: Final = 20
 FAILING_S: Final = 20
 FIGHT_S: Final = 20
@@ -123,7 +122,7 @@ class Bench:
     def fail_all(self, pool: ThreadPoolExecutor) -> None:
         """Forbid A's Services and take those that exist away, so that every round of A fails."""
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": self.a}}
-        self.admin.create(QUOTA, quota | {"spec": {"hard": {"count/services": "0"}}})
+        self.admin.create(RESOURCE_QUOTA, quota | {"spec": {"hard": {"count/services": "0"}}})
         time.sleep(1)
         list(pool.map(self._delete_service, range(self.objects)))
 
@@ -133,7 +132,7 @@ class Bench:
 
     def fight(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
         """Take the target port of A's Services away again and again."""
-        self.admin.delete(QUOTA, Key(self.a, "none"))
+        self.admin.delete(RESOURCE_QUOTA, Key(self.a, "none"))
 
         def take(worker: int) -> None:
             patch = [{"op": "replace", "path": "/spec/ports/0/targetPort", "value": 9999}]

@@ -32,7 +32,7 @@ Before = Callable[[httpx2.Request], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class Components:
     """Everything that a round needs, and the writes that it made."""
 
     cluster: Cluster
@@ -45,7 +45,7 @@ class Rooms:
     writes: list[tuple[Kind, Outcome]] = field(default_factory=list)
     occurrences: list[Occurrence] = field(default_factory=list)
 
-    def know(self, kind: Kind, *objects: Object) -> None:
+    def deliver(self, kind: Kind, *objects: Object) -> None:
         """Let the store hold these versions, as if a watch had told."""
         for obj in objects:
             self.store.learn(kind, obj)
@@ -71,15 +71,15 @@ async def _nothing(_request: httpx2.Request) -> None:
 
 
 @asynccontextmanager
-async def rooms(
+async def components(
     kubeconfig: Path,
     *,
     before: Before = _nothing,
     registries: Registries | None = None,
     abandon_after_s: float | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> AsyncGenerator[Rooms]:
-    """Rooms around an empty store; ``before`` is awaited before each request is sent.
+) -> AsyncGenerator[Components]:
+    """Components around an empty store; ``before`` is awaited before each request is sent.
 
     An outside registry that failed is asked again in the very next round.
     """
@@ -120,4 +120,4 @@ async def rooms(
             abandon_after_s=abandon_after_s,
             now=now,
         )
-        yield Rooms(cluster, store, applier, finalizer, statuses, reconciler, registrar, writes, occurrences)
+        yield Components(cluster, store, applier, finalizer, statuses, reconciler, registrar, writes, occurrences)

@@ -19,6 +19,7 @@ from operator_app.api.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
 
 POD: Final = Kind("", "v1", "Pod", "pods")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
+RESOURCE_QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
 SERVICE_ACCOUNT: Final = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 NODE: Final = Kind("", "v1", "Node", "nodes", namespaced=False)
 REPLICA_SET: Final = Kind("apps", "v1", "ReplicaSet", "replicasets")

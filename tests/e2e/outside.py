@@ -22,6 +22,9 @@ from operator_app.settings import Settings
 
 NAME: Final = "files"
 ENTRY_POINT: Final = f"[operator_app.registries]\n{NAME} = tests.e2e.outside:connect\n"
+FLAGS: Final = (f"--registry={NAME}", "--sweep-interval-s=86400")
+"""Those of an operator that uses this registry, and whose sweeps hide nothing from a test."""
+
 FOLDER_VARIABLE: Final = "OUTSIDE_FOLDER"
 TIMEOUT_S: Final = 3.0
 """A call that hangs fails after this."""

@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,9 @@ OPERATOR_USER = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 CONVERGE_TIMEOUT_S = 30.0
 AT_REST_S = 2.0
 """Longer than it takes counters to settle (1 s in tests)."""
+
+CONTAINER = "/spec/template/spec/containers/0"
+"""The JSON pointer of Envoy's container in a Deployment."""
 
 
 def a_proxy(namespace: str, name: str = "web", **spec: Any) -> Object:
@@ -87,7 +91,7 @@ def wait_ready(admin: Kube, key: Key, timeout_s: float = CONVERGE_TIMEOUT_S) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ProxyObjects:
     """A proxy with everything that belongs to it, as stored at one moment."""
 
     proxy: Object
@@ -112,20 +116,20 @@ def record_key(proxy: Object) -> Key:
     return Key(OPERATOR_NAMESPACE, f"proxy-{proxy['metadata']['uid']}")
 
 
-def family(admin: Kube, key: Key) -> Family:
+def objects_of(admin: Kube, key: Key) -> ProxyObjects:
     """Everything that belongs to a proxy. Raises ``KubeError`` where a part is missing."""
     proxy = admin.get(ENVOY_PROXY, key)
     children = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
-    return Family(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)))
+    return ProxyObjects(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)))
 
 
-def family_at_rest(admin: Kube, key: Key) -> Family:
+def settled_objects_of(admin: Kube, key: Key) -> ProxyObjects:
     """Everything that belongs to a proxy, once nothing of it has changed for ``AT_REST_S``, whoever wrote."""
     deadline_mono = time.monotonic() + CONVERGE_TIMEOUT_S
-    seen = family(admin, key)
+    seen = objects_of(admin, key)
     while time.monotonic() < deadline_mono:
         time.sleep(AT_REST_S)
-        before, seen = seen, family(admin, key)
+        before, seen = seen, objects_of(admin, key)
         if seen.versions == before.versions:
             return seen
     raise TimeoutError(f"{key} did not come to rest within {CONVERGE_TIMEOUT_S} s: {seen.versions}")
@@ -165,6 +169,23 @@ def history(admin: Kube, key: Key, since: Object) -> list[Object]:
     return [json.loads(line)["object"] for line in lines]
 
 
+def content_of(obj: Object) -> Object:
+    """What writers have put into an object: all but its status, its versions and field owners.
+
+    The annotations that the Deployment controller writes are left out as well, so that two readings of an object that
+    nobody wrote to are equal. The UID stays: an object that was deleted and created again has another content.
+    """
+    content = {name: value for name, value in obj.items() if name != "status"}
+    volatile = ("resourceVersion", "managedFields", "generation", "annotations")
+    annotations = {
+        name: value
+        for name, value in obj["metadata"].get("annotations", {}).items()
+        if not name.startswith("deployment.kubernetes.io/")
+    }
+    kept = {name: value for name, value in obj["metadata"].items() if name not in volatile}
+    return deepcopy(content | {"metadata": kept | {"annotations": annotations}})
+
+
 def kstatus(obj: Object) -> str:
     """What tools that follow kstatus (sigs.k8s.io/cli-utils, ``pkg/kstatus/status``) make of an object of any kind."""
     if "deletionTimestamp" in obj["metadata"]:
@@ -183,9 +204,9 @@ def version(obj: Object) -> int:
     return int(obj["metadata"]["resourceVersion"])
 
 
-def assert_one_of_everything(admin: Kube, key: Key) -> Family:
+def assert_one_of_everything(admin: Kube, key: Key) -> ProxyObjects:
     """The family, after checking that nothing of it exists twice or is left from another life."""
-    found = family(admin, key)
+    found = objects_of(admin, key)
     uid = found.proxy["metadata"]["uid"]
     for kind, child in found.children.items():
         owners = [each["uid"] for each in child["metadata"]["ownerReferences"]]

@@ -32,7 +32,7 @@ from tests.e2e.budget import avoidable
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.kube import Kube, KubeError, PatchType
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.proxies import OPERATOR_USER, a_proxy, condition, declared_children, record_key
+from tests.e2e.proxies import CONTAINER, OPERATOR_USER, a_proxy, condition, content_of, declared_children, record_key
 
 NAMES: Final = ("a", "b")
 MARK: Final = "example.com/mark"
@@ -46,8 +46,6 @@ QUICK_PEACE: Final = (
     "--contention-cap-s=1",
 )
 """Fights are forgotten within 2 s, so that a rest does not have to wait for a minute."""
-
-_CONTAINER: Final = "/spec/template/spec/containers/0"
 
 SPECS: Final[dict[str, Object]] = {
     "plain": {},
@@ -74,8 +72,8 @@ EDITS: Final[dict[str, tuple[Kind, PatchType, Object | list[Object]]]] = {
     "selector": (SERVICE, "json", [{"op": "replace", "path": "/spec/selector", "value": {"app": "other"}}]),
     "port": (SERVICE, "json", [{"op": "replace", "path": "/spec/ports/0/targetPort", "value": 9999}]),
     "type": (SERVICE, "merge", {"spec": {"type": "NodePort"}}),
-    "image": (DEPLOYMENT, "json", [{"op": "replace", "path": f"{_CONTAINER}/image", "value": "example.com/x:v1"}]),
-    "args": (DEPLOYMENT, "json", [{"op": "add", "path": f"{_CONTAINER}/args/-", "value": "--log-level=trace"}]),
+    "image": (DEPLOYMENT, "json", [{"op": "replace", "path": f"{CONTAINER}/image", "value": "example.com/x:v1"}]),
+    "args": (DEPLOYMENT, "json", [{"op": "add", "path": f"{CONTAINER}/args/-", "value": "--log-level=trace"}]),
     "scale": (DEPLOYMENT, "merge", {"spec": {"replicas": 3}}),
     "data": (CONFIG_MAP, "merge", {"data": {"envoy.json": "{}"}}),
     "data gone": (CONFIG_MAP, "merge", {"data": {"envoy.json": None}}),
@@ -319,7 +317,7 @@ class World:
             live = self._admin.find(kind, self._child(name))
             if live is None:
                 yield f"a stranger's {kind} {name} is gone"
-            elif _substance(live) != _substance(before) or fields_of(live):
+            elif content_of(live) != content_of(before) or fields_of(live):
                 yield f"a stranger's {kind} {name} was changed"
 
     def _problems_of_marks(self) -> Iterator[str]:
@@ -400,15 +398,3 @@ def _stranger(kind: Kind, key: Key, *, is_labelled: bool) -> Object:
     }
     metadata = {"namespace": key.namespace, "name": key.name, "labels": labels}
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata} | bodies[kind]
-
-
-def _substance(obj: Object) -> Object:
-    """All of an object but versions, status and the bookkeeping of the control plane's own controllers."""
-    copy = deepcopy(obj)
-    copy.pop("status", None)
-    metadata = copy["metadata"]
-    for name in ("resourceVersion", "managedFields", "generation"):
-        metadata.pop(name, None)
-    annotations = metadata.pop("annotations", {})
-    metadata["annotations"] = {k: v for k, v in annotations.items() if not k.startswith("deployment.kubernetes.io")}
-    return copy

@@ -3,16 +3,14 @@
 If it were not, the operator would see a difference for ever, or never see one.
 """
 
-from collections.abc import Iterator
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
 from operator_app.ssa.fields import differences
-from tests.e2e.components import rooms
+from tests.e2e.components import components
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
@@ -117,15 +115,6 @@ for number, (cores, size) in enumerate(zip_longest(CPU, MEMORY, fillvalue="1")):
     SPECS[f"amounts-{number}"] = {"resources": {"requests": amounts, "limits": amounts}}
 
 
-@pytest.fixture(scope="module")
-def one_operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """One operator for all tests here."""
-    process = OperatorProcess(operator_kubeconfig, tmp_path_factory.mktemp("canonical") / "operator.log")
-    process.start()
-    yield process
-    process.stop()
-
-
 @pytest.mark.anyio
 async def test_everything_holds_as_declared(
     admin: Kube, control_plane: ControlPlane, namespace: str, one_operator: OperatorProcess
@@ -136,12 +125,12 @@ async def test_everything_holds_as_declared(
     for name in SPECS:
         wait_reconciled(admin, Key(namespace, name))
 
-    async with rooms(control_plane.kubeconfig) as these:
+    async with components(control_plane.kubeconfig) as parts:
         for name in SPECS:
             for kind, declared in declared_children(admin.get(ENVOY_PROXY, Key(namespace, name))).items():
                 live = admin.get(kind, key_of(declared))
                 assert differences(declared, live) == (), name
-                again = (await these.cluster.apply(kind, declared, force=True)).object
+                again = (await parts.cluster.apply(kind, declared, force=True)).object
                 assert without_reports(again) == without_reports(live), name
     assert one_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
     assert not any(line.get("event") == "noncanonical" for line in one_operator.log()), one_operator.log_text()

@@ -27,6 +27,7 @@ from tests.e2e.controlplane.audit import Mark
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
+    CONTAINER,
     OPERATOR_USER,
     a_proxy,
     condition,
@@ -53,14 +54,6 @@ PATIENT: Final = (*BREAKER[:1], "--contention-window-s=30", "--contention-base-s
 
 AT_ONCE_S: Final = 2.0
 """A round on a busy machine, and far below ``PATIENT``'s pause."""
-
-CONTAINER: Final = "/spec/template/spec/containers/0"
-
-
-@pytest.fixture
-def key(namespace: str) -> Key:
-    """The proxy's address."""
-    return Key(namespace, "web")
 
 
 def converged(admin: Kube, key: Key, **spec: Any) -> Object:

@@ -2,9 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -29,10 +28,12 @@ from tests.e2e.controlplane import AuditLog
 from tests.e2e.kube import Kube, PatchType, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
+    CONTAINER,
     a_proxy,
     assert_one_of_everything,
+    content_of,
     drift_of,
-    family,
+    objects_of,
     record_key,
     wait_reconciled,
     writes_to_children,
@@ -44,19 +45,6 @@ REST_S: Final = 0.5
 FOREIGN_LABEL: Final = "team"
 FOREIGN_ANNOTATION: Final = "example.com/note"
 FOREIGN_DATA: Final = "notes.txt"
-CONTAINER: Final = "/spec/template/spec/containers/0"
-
-
-@pytest.fixture(scope="module")
-def one_operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """One operator for all tests here, in which no round crashed and no write was avoidable."""
-    process = OperatorProcess(operator_kubeconfig, tmp_path_factory.mktemp("drift") / "operator.log")
-    process.start()
-    yield process
-    avoidable = process.metric("operator_app_writes_total", outcome="unchanged")
-    process.stop()
-    assert avoidable == 0, process.log_text()
-    assert not any(line.get("event") in {"round_crashed", "noncanonical"} for line in process.log())
 
 
 @pytest.fixture
@@ -170,18 +158,6 @@ DRIFTS: Final = (
 )
 
 
-def substance(child: Object) -> Object:
-    """All of a child that writers put there: no status, no versions, and no bookkeeping of controllers."""
-    metadata = child["metadata"]
-    annotations = {
-        name: value
-        for name, value in metadata["annotations"].items()
-        if not name.startswith("deployment.kubernetes.io")
-    }
-    kept = {name: metadata[name] for name in ("name", "uid", "labels", "ownerReferences")}
-    return {name: child.get(name) for name in ("spec", "data")} | {"metadata": kept | {"annotations": annotations}}
-
-
 @pytest.mark.parametrize("drift", DRIFTS, ids=str)
 def test_drift_is_repaired_in_place_by_one_write(admin: Kube, audit: AuditLog, key: Key, drift: Drift) -> None:
     """Whatever somebody changes of what is ours comes back in one write; all the rest stays, and so do the UIDs.
@@ -189,16 +165,16 @@ def test_drift_is_repaired_in_place_by_one_write(admin: Kube, audit: AuditLog, k
     More than one write is needed only where the API server refuses what is declared beside what was put there, or where
     it gave our fields a second owner, because somebody wiped the list of owners.
     """
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
 
     broken = edited(admin, drift, child_key(key))
     wait_until(lambda: not drift_of(admin, key), what=f"the repair of {drift}")
     time.sleep(REST_S)
 
-    after = family(admin, key)
+    after = objects_of(admin, key)
     for kind, child in after.children.items():
-        assert substance(child) == substance(before.children[kind])
+        assert content_of(child) == content_of(before.children[kind])
     writes = writes_to_children(audit, key, mark)
     assert {each.resource for each in writes} == {drift.kind.plural}
     # A write is pinned to a version, so a controller's report on a Deployment makes it start again.
@@ -216,7 +192,7 @@ def test_drift_is_repaired_in_place_by_one_write(admin: Kube, audit: AuditLog, k
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
 def test_a_field_taken_by_a_forced_apply_is_taken_back(admin: Kube, audit: AuditLog, key: Key, kind: Kind) -> None:
     """Another applier that forces its value on one of our fields loses it again, and keeps its other fields."""
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
     taken: dict[Kind, Object] = {
         CONFIG_MAP: {"data": {bootstrap.CONFIG_FILE: "{}"}},
@@ -233,7 +209,7 @@ def test_a_field_taken_by_a_forced_apply_is_taken_back(admin: Kube, audit: Audit
 
     after = admin.get(kind, child)
     assert after["metadata"]["labels"].pop("applied-by") == "rival"
-    assert substance(after) == substance(before.children[kind])
+    assert content_of(after) == content_of(before.children[kind])
     done = [each for each in writes_to_children(audit, key, mark) if each.code != 409]
     assert [(each.resource, each.code) for each in done] == [(kind.plural, 200)]
 
@@ -257,7 +233,7 @@ def test_what_others_add_stays_without_a_write(admin: Kube, audit: AuditLog, key
     admin.patch(DEPLOYMENT, child, {"spec": {"replicas": 5}})
     admin.patch(CONFIG_MAP, child, {"data": {bootstrap.CONFIG_FILE: None}})
     wait_until(lambda: not drift_of(admin, key), what="the repair")
-    after = family(admin, key).children
+    after = objects_of(admin, key).children
     assert [each["name"] for each in after[SERVICE]["spec"]["ports"]] == ["http", "extra"]
     template = after[DEPLOYMENT]["spec"]["template"]
     assert [each["name"] for each in template["spec"]["containers"]] == ["envoy", "sidecar"]
@@ -286,7 +262,7 @@ def test_what_was_repaired_can_still_be_given_up(admin: Kube, key: Key, trouble:
     fewer = {"listeners": listeners[:1], "service": {"annotations": None}, "resources": None}
     admin.patch(ENVOY_PROXY, key, {"spec": fewer})
     wait_reconciled(admin, key)
-    after = family(admin, key).children
+    after = objects_of(admin, key).children
     assert [(each["name"], each["port"]) for each in after[SERVICE]["spec"]["ports"]] == [("http", 80)]
     assert set(after[SERVICE]["metadata"]["annotations"]) == {FOREIGN_ANNOTATION}
     container = after[DEPLOYMENT]["spec"]["template"]["spec"]["containers"][0]
@@ -296,7 +272,7 @@ def test_what_was_repaired_can_still_be_given_up(admin: Kube, key: Key, trouble:
 
 def test_a_crash_between_the_writes_of_a_repair_is_made_good(admin: Kube, audit: AuditLog, key: Key) -> None:
     """What a repair that needs several writes leaves behind when it is cut is nothing that the next round can't see."""
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
     # As it stands when the operator dies before the last write: its fields have a second owner, and all of them hold.
     second = {"spec": {"selector": before.children[SERVICE]["spec"]["selector"] | {"x": "y"}}}
@@ -314,13 +290,13 @@ def test_a_crash_between_the_writes_of_a_repair_is_made_good(admin: Kube, audit:
     admin.wait_until(SERVICE, child_key(key), lambda live: not has_stale_managers(live))
     time.sleep(REST_S)
 
-    assert substance(admin.get(SERVICE, child_key(key))) == substance(before.children[SERVICE])
+    assert content_of(admin.get(SERVICE, child_key(key))) == content_of(before.children[SERVICE])
     assert [each.code for each in writes_to_children(audit, key, mark)] == [200, 200]
 
 
 def test_everything_broken_at_once_takes_one_write_for_each_child(admin: Kube, audit: AuditLog, key: Key) -> None:
     """Several changes of all children, by several people, are repaired by three writes."""
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
     child = child_key(key)
 
@@ -332,11 +308,11 @@ def test_everything_broken_at_once_takes_one_write_for_each_child(admin: Kube, a
     wait_until(lambda: not drift_of(admin, key), what="the repair of the Service")
     time.sleep(REST_S)
 
-    after = family(admin, key)
+    after = objects_of(admin, key)
     assert after.uids == before.uids
     assert after.children[DEPLOYMENT]["spec"].pop("minReadySeconds") == 1
-    assert [substance(each) for each in after.children.values()] == [
-        substance(each) for each in before.children.values()
+    assert [content_of(each) for each in after.children.values()] == [
+        content_of(each) for each in before.children.values()
     ]
     done = [each.resource for each in writes_to_children(audit, key, mark) if each.code != 409]
     assert done == [kind.plural for kind in CHILD_KINDS]
@@ -345,7 +321,7 @@ def test_everything_broken_at_once_takes_one_write_for_each_child(admin: Kube, a
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
 def test_a_deleted_child_comes_back(admin: Kube, audit: AuditLog, key: Key, kind: Kind) -> None:
     """A child that somebody deletes is made anew, as a new object; the others are left as they are."""
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
 
     admin.delete(kind, child_key(key))
@@ -361,7 +337,7 @@ def test_a_deleted_child_comes_back(admin: Kube, audit: AuditLog, key: Key, kind
 
 def test_a_broken_record_is_repaired(admin: Kube, key: Key) -> None:
     """The record outside the tenant's namespace heals like a child: an edit is undone, a deletion too."""
-    before = family(admin, key)
+    before = objects_of(admin, key)
     record = record_key(before.proxy)
 
     admin.patch(PROXY_REGISTRATION, record, {"spec": {"address": "elsewhere.example.com"}})

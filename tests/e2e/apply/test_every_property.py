@@ -18,10 +18,11 @@ from tests.e2e.node.container import ENVOY
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
     CONVERGE_TIMEOUT_S,
-    Family,
+    ProxyObjects,
+    content_of,
     declared_children,
-    family,
     holds,
+    objects_of,
     wait_reconciled,
 )
 from tests.property_walk import UNREACHABLE, Property, Step, properties, trail, unexercised
@@ -88,7 +89,7 @@ def _walk(admin: Kube, key: Key, steps: tuple[Step, ...]) -> dict[str, str]:
         configs.setdefault(now.children[CONFIG_MAP]["data"][CONFIG_FILE], step.what)
         assert now.uids == first.uids, step.what
     for kind, child in first.children.items():
-        assert _substance(now.children[kind]) == _substance(child), f"the way back of {steps[0].what}: {kind}"
+        assert content_of(now.children[kind]) == content_of(child), f"the way back of {steps[0].what}: {kind}"
     assert now.record["spec"] | {"generation": 0} == first.record["spec"] | {"generation": 0}
     admin.delete(ENVOY_PROXY, key)
     return configs
@@ -102,11 +103,11 @@ def _with_own_hostname(spec: Object, key: Key) -> Object:
     return spec | {"registration": registration | {"hostname": f"{key.name}.{key.namespace}.example.com"}}
 
 
-def _at_rest(admin: Kube, key: Key, what: str) -> Family:
+def _at_rest(admin: Kube, key: Key, what: str) -> ProxyObjects:
     """Everything of a proxy once it is reconciled, after checking it."""
     wait_reconciled(admin, key)
     admin.wait_until(ENVOY_PROXY, key, _has_spoken, CONVERGE_TIMEOUT_S)
-    found = family(admin, key)
+    found = objects_of(admin, key)
     for kind, declared in declared_children(found.proxy).items():
         assert differences(declared, found.children[kind]) == (), f"{what}: {kind}"
         assert _is_idempotent(admin, kind, declared), f"{what}: a second apply changes the {kind}"
@@ -134,18 +135,6 @@ def _is_idempotent(admin: Kube, kind: Kind, declared: Object) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def _substance(child: Object) -> Object:
-    """All of a child that writers put there: no status, no versions, and no bookkeeping of controllers."""
-    metadata = child["metadata"]
-    annotations = {
-        name: value
-        for name, value in metadata.get("annotations", {}).items()
-        if not name.startswith("deployment.kubernetes.io")
-    }
-    kept = {name: metadata[name] for name in ("name", "uid", "labels", "ownerReferences")}
-    return {name: child.get(name) for name in ("spec", "data")} | {"metadata": kept | {"annotations": annotations}}
 
 
 def _refusal(config: str, directory: Path) -> str | None:

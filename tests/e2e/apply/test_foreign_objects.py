@@ -22,7 +22,7 @@ from operator_app.api.kinds import (
 from operator_app.apply import Outcome
 from operator_app.desired import child_key
 from operator_app.ssa.fields import fields_of
-from tests.e2e.components import rooms
+from tests.e2e.components import components
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube, path_of
@@ -207,11 +207,11 @@ async def test_a_stranger_who_is_faster_by_one_request_is_untouched(
         if request.method == "PATCH" and request.url.path == path_of(kind, child_key(key)) and not strangers:
             strangers.append(await anyio.to_thread.run_sync(made, admin, kind, a_stranger(kind, namespace)))
 
-    async with rooms(control_plane.kubeconfig, before=before) as these:
-        these.know(ENVOY_PROXY, proxy)
-        await these.reconciler.reconcile(key)
+    async with components(control_plane.kubeconfig, before=before) as parts:
+        parts.deliver(ENVOY_PROXY, proxy)
+        await parts.reconciler.reconcile(key)
 
     assert [admin.get(kind, child_key(key))] == strangers
     assert fields_of(strangers[0]) == {}
     assert is_refused("Reconciled", "NameConflict")(admin.get(ENVOY_PROXY, key))
-    assert (kind, Outcome.CREATED) not in these.writes
+    assert (kind, Outcome.CREATED) not in parts.writes

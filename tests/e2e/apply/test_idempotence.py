@@ -19,14 +19,21 @@ from operator_app.api.kinds import (
 )
 from operator_app.desired import child_key
 from tests.e2e.controlplane import AuditEntry, AuditLog
-from tests.e2e.controlplane.audit import Mark, service_account_user
+from tests.e2e.controlplane.audit import Mark
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.kube import Kube, wait_until
-from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
-from tests.e2e.proxies import a_proxy, assert_one_of_everything, family, family_at_rest, record_key, wait_reconciled
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import (
+    OPERATOR_USER,
+    a_proxy,
+    assert_one_of_everything,
+    objects_of,
+    record_key,
+    settled_objects_of,
+    wait_reconciled,
+)
 
 EVERYTHING = {*CHILD_KINDS, PROXY_REGISTRATION}
-OPERATOR = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 QUIET_S = 3.0
 """Long enough for watches to deliver, rounds to run and counters to settle (1 s in tests)."""
 
@@ -34,7 +41,7 @@ QUIET_S = 3.0
 def requests_for(audit: AuditLog, key: Key, proxy: Object, since: Mark) -> list[AuditEntry]:
     """The operator's requests about one proxy, its children and its record."""
     ours = {(key.namespace, key.name), child_key(key), record_key(proxy)}
-    return [each for each in audit.entries(since) if each.user == OPERATOR and (each.namespace, each.name) in ours]
+    return [each for each in audit.entries(since) if each.user == OPERATOR_USER and (each.namespace, each.name) in ours]
 
 
 def test_a_first_reconcile_takes_three_reads_and_seven_writes(
@@ -71,7 +78,7 @@ def test_nothing_is_written_when_nothing_is_wrong(
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
-    before = family_at_rest(admin, key)
+    before = settled_objects_of(admin, key)
     mark = audit.mark()
 
     touched = admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "one"}}})
@@ -83,7 +90,7 @@ def test_nothing_is_written_when_nothing_is_wrong(
     wait_until(lambda: running_operator.metric("operator_app_rounds_total") > rounds, what="another round")
     time.sleep(QUIET_S)
 
-    after = family(admin, key)
+    after = objects_of(admin, key)
     assert after.uids == before.uids
     assert {kind: child["metadata"]["resourceVersion"] for kind, child in after.children.items()} == {
         kind: child["metadata"]["resourceVersion"] for kind, child in before.children.items()
@@ -91,7 +98,7 @@ def test_nothing_is_written_when_nothing_is_wrong(
     assert after.children[DEPLOYMENT]["metadata"]["generation"] == before.children[DEPLOYMENT]["metadata"]["generation"]
     assert after.proxy["status"] == before.proxy["status"] == touched["status"]
     assert requests_for(audit, key, after.proxy, mark) == [], "a quiet operator asks and writes nothing"
-    assert [each for each in audit.writes(OPERATOR, mark) if each.namespace == namespace] == []
+    assert [each for each in audit.writes(OPERATOR_USER, mark) if each.namespace == namespace] == []
 
 
 @pytest.mark.parametrize(

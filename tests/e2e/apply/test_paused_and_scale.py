@@ -24,9 +24,9 @@ from tests.e2e.proxies import (
     assert_one_of_everything,
     condition,
     drift_of,
-    family,
     holds,
     is_refused,
+    objects_of,
     record_key,
     wait_all_gone,
     wait_reconciled,
@@ -67,7 +67,7 @@ def test_drift_of_a_paused_proxy_is_told_and_repaired_later(admin: Kube, audit: 
     calm = admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
     assert calm["status"]["observedGeneration"] == 2, "a paused proxy whose children hold is as reconciled as any"
     time.sleep(REST_S)
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
 
     admin.patch(SERVICE, child, {"spec": {"selector": {"app": "other"}}})
@@ -112,7 +112,7 @@ def test_scale_changes_the_number_of_proxies(admin: Kube, namespace: str) -> Non
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
-    before = family(admin, key)
+    before = objects_of(admin, key)
 
     admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 3}}, subresource="scale")
     admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
@@ -127,7 +127,7 @@ def test_scale_changes_the_number_of_proxies(admin: Kube, namespace: str) -> Non
         "spec": {"replicas": 3},
         "status": {"replicas": 3, "selector": "app.kubernetes.io/instance=web,app.kubernetes.io/name=envoy"},
     }
-    after = family(admin, key)
+    after = objects_of(admin, key)
     assert after.uids == before.uids
     template = before.children[DEPLOYMENT]["spec"]["template"]
     assert after.children[DEPLOYMENT]["spec"]["template"] == template, "no Pod is replaced for it"

@@ -24,10 +24,10 @@ from tests.e2e.proxies import (
     assert_one_of_everything,
     condition,
     drift_of,
-    family,
-    family_at_rest,
     is_refused,
+    objects_of,
     record_key,
+    settled_objects_of,
     wait_all_gone,
     wait_reconciled,
     writes_to_children,
@@ -61,7 +61,7 @@ def test_a_new_life_takes_over_nothing(admin: Kube, audit: AuditLog, namespace: 
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
-    old = family(admin, key)
+    old = objects_of(admin, key)
     mark = audit.mark()
 
     admin.delete(ENVOY_PROXY, key, propagation=propagation)
@@ -112,7 +112,7 @@ def test_orphans_are_strangers_to_the_next_life(admin: Kube, audit: AuditLog, na
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0))
     proxy = wait_reconciled(admin, key)
-    before = family(admin, key)
+    before = objects_of(admin, key)
 
     admin.delete(ENVOY_PROXY, key, propagation="Orphan")
     wait_all_gone(admin, proxy)
@@ -141,7 +141,7 @@ def test_what_happened_while_the_operator_was_down_is_made_good(
         admin.create(ENVOY_PROXY, a_proxy(namespace, name))
     for key in keys.values():
         wait_reconciled(admin, key)
-    old = {name: family_at_rest(admin, key) for name, key in keys.items()}
+    old = {name: settled_objects_of(admin, key) for name, key in keys.items()}
     running_operator.stop()
 
     admin.delete(ENVOY_PROXY, keys["deleted"])
@@ -163,7 +163,7 @@ def test_what_happened_while_the_operator_was_down_is_made_good(
     wait_until(
         lambda: admin.find(PROXY_REGISTRATION, record_key(old["reborn"].proxy)) is None, what="the old record's end"
     )
-    assert family(admin, keys["living"]).versions == old["living"].versions
+    assert objects_of(admin, keys["living"]).versions == old["living"].versions
     assert writes_to_children(audit, keys["living"], mark) == []
 
 

@@ -26,10 +26,10 @@ from operator_app.desired import child_key
 from operator_app.errors import ConflictError
 from operator_app.ssa.fields import fields_of
 from operator_app.status import Observation, next_status
-from tests.e2e.components import Rooms, rooms
+from tests.e2e.components import Components, components
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
-from tests.e2e.proxies import a_proxy, condition, declared_children, family, is_refused, record_key
+from tests.e2e.proxies import a_proxy, condition, declared_children, is_refused, objects_of, record_key
 
 pytestmark = pytest.mark.anyio
 
@@ -39,16 +39,10 @@ LATER: Final = datetime(2040, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-async def these(control_plane: ControlPlane, crds: object) -> AsyncIterator[Rooms]:  # noqa: ARG001  # needed to serve
+async def parts(control_plane: ControlPlane, crds: object) -> AsyncIterator[Components]:  # noqa: ARG001  # needed to serve
     """The rooms, with an empty store."""
-    async with rooms(control_plane.kubeconfig) as found:
+    async with components(control_plane.kubeconfig) as found:
         yield found
-
-
-@pytest.fixture
-def key(namespace: str) -> Key:
-    """Where the proxy of the test lives."""
-    return Key(namespace, "web")
 
 
 @pytest.fixture
@@ -81,129 +75,129 @@ def children_of(admin: Kube, key: Key) -> list[Object | None]:
     return [admin.find(kind, child_key(key)) for kind in CHILD_KINDS]
 
 
-async def converged(admin: Kube, these: Rooms, key: Key, proxy: Object) -> Object:
+async def converged(admin: Kube, parts: Components, key: Key, proxy: Object) -> Object:
     """The proxy after a first round, which its store knows of."""
-    these.know(ENVOY_PROXY, proxy)
-    await these.reconciler.reconcile(key)
+    parts.deliver(ENVOY_PROXY, proxy)
+    await parts.reconciler.reconcile(key)
     assert None not in children_of(admin, key)
     return admin.get(ENVOY_PROXY, key)
 
 
 async def test_a_proxy_deleted_before_the_finalizer_stays_deleted(
-    admin: Kube, these: Rooms, key: Key, proxy: Object
+    admin: Kube, parts: Components, key: Key, proxy: Object
 ) -> None:
     """Between the read and the finalizer's write the proxy goes: it is not created anew, and neither is anything."""
-    these.know(ENVOY_PROXY, proxy)
+    parts.deliver(ENVOY_PROXY, proxy)
     admin.delete(ENVOY_PROXY, key)
 
     with pytest.raises(ConflictError):
-        await these.finalizer.add(proxy)
-    verdict = await these.reconciler.reconcile(key)
+        await parts.finalizer.add(proxy)
+    verdict = await parts.reconciler.reconcile(key)
 
     assert isinstance(verdict.failure, ConflictError)
     assert admin.find(ENVOY_PROXY, key) is None
     assert children_of(admin, key) == [None] * len(CHILD_KINDS)
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is None
-    assert these.writes == []
+    assert parts.writes == []
 
 
-async def test_a_dying_proxy_gets_no_finalizer(admin: Kube, these: Rooms, key: Key, proxy: Object) -> None:
+async def test_a_dying_proxy_gets_no_finalizer(admin: Kube, parts: Components, key: Key, proxy: Object) -> None:
     """Once its deletion has begun it is too late to hold a proxy, and a round that did not know makes nothing."""
-    these.know(ENVOY_PROXY, proxy)
+    parts.deliver(ENVOY_PROXY, proxy)
     now = dying(admin, proxy)
 
     with pytest.raises(ConflictError):
-        await these.finalizer.add(proxy)
-    verdict = await these.reconciler.reconcile(key)
+        await parts.finalizer.add(proxy)
+    verdict = await parts.reconciler.reconcile(key)
 
     assert isinstance(verdict.failure, ConflictError)
     assert admin.get(ENVOY_PROXY, key) == now
     assert children_of(admin, key) == [None] * len(CHILD_KINDS)
     # The conflict made it look again, so the next round knows better, and has nothing to take back.
-    assert (await these.reconciler.reconcile(key)).failure is None
+    assert (await parts.reconciler.reconcile(key)).failure is None
     assert admin.get(ENVOY_PROXY, key) == now
 
 
 async def test_a_reborn_proxy_gets_no_finalizer_of_its_former_life(
-    admin: Kube, these: Rooms, key: Key, proxy: Object
+    admin: Kube, parts: Components, key: Key, proxy: Object
 ) -> None:
     """The UID in the write tells the lives apart."""
     now = reborn(admin, proxy)
 
     with pytest.raises(ConflictError):
-        await these.finalizer.add(proxy)
+        await parts.finalizer.add(proxy)
 
     assert admin.get(ENVOY_PROXY, key) == now
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["held by both", "held by the new one only"])
 async def test_a_reborn_proxy_keeps_its_own_finalizer(
-    admin: Kube, these: Rooms, key: Key, proxy: Object, *, held: bool
+    admin: Kube, parts: Components, key: Key, proxy: Object, *, held: bool
 ) -> None:
     """The burial of the former life does not take the finalizer off the new one."""
     old = (
-        await these.finalizer.add(proxy)
+        await parts.finalizer.add(proxy)
         if held
         else proxy | {"metadata": proxy["metadata"] | {"finalizers": [FINALIZER]}}
     )
-    now = await these.finalizer.add(reborn(admin, proxy))
+    now = await parts.finalizer.add(reborn(admin, proxy))
 
     with pytest.raises(ConflictError):
-        await these.finalizer.remove(old)
+        await parts.finalizer.remove(old)
 
     assert admin.get(ENVOY_PROXY, key) == now
 
 
 async def test_a_reborn_proxy_never_gets_the_status_of_its_former_life(
-    admin: Kube, control_plane: ControlPlane, these: Rooms, key: Key, proxy: Object
+    admin: Kube, control_plane: ControlPlane, parts: Components, key: Key, proxy: Object
 ) -> None:
     """A late status write is refused, although the API server does not look at the UID of a status."""
-    old = await converged(admin, these, key, proxy)
+    old = await converged(admin, parts, key, proxy)
     now = reborn(admin, old)
 
     with pytest.raises(ConflictError):
-        await these.statuses.write(old, next_status(Observation(old), now=LATER))
-    async with rooms(control_plane.kubeconfig) as behind:
-        behind.know(ENVOY_PROXY, old | {"status": now["status"]})
+        await parts.statuses.write(old, next_status(Observation(old), now=LATER))
+    async with components(control_plane.kubeconfig) as behind:
+        behind.deliver(ENVOY_PROXY, old | {"status": now["status"]})
         verdict = await behind.reconciler.reconcile(key)
         assert isinstance(verdict.failure, ConflictError)
         assert admin.get(ENVOY_PROXY, key) == now
         # Once its watch tells of the new life, the record that it had confirmed for the former one is buried.
-        behind.know(ENVOY_PROXY, now)
+        behind.deliver(ENVOY_PROXY, now)
         await behind.reconciler.reconcile(key)
 
     assert now["status"] == {"observedGeneration": -1}
     assert admin.find(PROXY_REGISTRATION, record_key(old)) is None
 
 
-async def test_observed_generation_never_goes_back(admin: Kube, these: Rooms, key: Key, proxy: Object) -> None:
+async def test_observed_generation_never_goes_back(admin: Kube, parts: Components, key: Key, proxy: Object) -> None:
     """A round that began with an older generation can't write behind one that saw the newer."""
-    old = await converged(admin, these, key, proxy)
+    old = await converged(admin, parts, key, proxy)
     newer = admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 2}})
-    these.know(ENVOY_PROXY, newer)
-    await these.reconciler.reconcile(key)
+    parts.deliver(ENVOY_PROXY, newer)
+    await parts.reconciler.reconcile(key)
     now = admin.get(ENVOY_PROXY, key)
     assert now["status"]["observedGeneration"] == newer["metadata"]["generation"] == 2
 
     with pytest.raises(ConflictError):
-        await these.statuses.write(old, next_status(Observation(old), now=LATER))
+        await parts.statuses.write(old, next_status(Observation(old), now=LATER))
 
     assert admin.get(ENVOY_PROXY, key) == now
 
 
 async def test_an_old_generation_does_not_replace_a_newer_record(
-    admin: Kube, control_plane: ControlPlane, these: Rooms, key: Key, proxy: Object
+    admin: Kube, control_plane: ControlPlane, parts: Components, key: Key, proxy: Object
 ) -> None:
     """A second operator that is behind by one generation leaves the record of the newer one as it is."""
-    old = await converged(admin, these, key, proxy)
+    old = await converged(admin, parts, key, proxy)
     hostname = f"{key.namespace}.example.com"
-    these.know(ENVOY_PROXY, admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": hostname}}}))
-    await these.reconciler.reconcile(key)
+    parts.deliver(ENVOY_PROXY, admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": hostname}}}))
+    await parts.reconciler.reconcile(key)
     now = admin.get(PROXY_REGISTRATION, record_key(old))
     assert (now["spec"]["generation"], now["spec"]["hostname"]) == (2, hostname)
 
-    async with rooms(control_plane.kubeconfig) as behind:
-        behind.know(ENVOY_PROXY, old)
+    async with components(control_plane.kubeconfig) as behind:
+        behind.deliver(ENVOY_PROXY, old)
         await behind.reconciler.reconcile(key)
 
     assert admin.get(PROXY_REGISTRATION, record_key(old)) == now
@@ -219,36 +213,36 @@ DRIFT: dict[Kind, Object] = {
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
 async def test_a_late_repair_recreates_a_deleted_child_only_behind_a_read(
-    admin: Kube, these: Rooms, key: Key, proxy: Object, kind: Kind
+    admin: Kube, parts: Components, key: Key, proxy: Object, kind: Kind
 ) -> None:
     """A repair of a child that has gone meanwhile fails by its UID; the child is then made as a new object."""
-    await converged(admin, these, key, proxy)
+    await converged(admin, parts, key, proxy)
     broken = admin.patch(kind, child_key(key), DRIFT[kind])
-    these.know(kind, broken)
+    parts.deliver(kind, broken)
     admin.delete(kind, child_key(key))
     admin.wait_gone(kind, child_key(key))
 
-    await these.reconciler.reconcile(key)
+    await parts.reconciler.reconcile(key)
 
     found = admin.get(kind, child_key(key))
     assert found["metadata"]["uid"] != broken["metadata"]["uid"]
-    assert (kind, Outcome.CREATED) in these.writes
-    assert (kind, Outcome.CONFIGURED) not in these.writes
+    assert (kind, Outcome.CREATED) in parts.writes
+    assert (kind, Outcome.CONFIGURED) not in parts.writes
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
 async def test_a_late_repair_does_not_touch_a_stranger(
-    admin: Kube, these: Rooms, key: Key, proxy: Object, kind: Kind
+    admin: Kube, parts: Components, key: Key, proxy: Object, kind: Kind
 ) -> None:
     """A stranger that took the name of a broken child is left as it is, although the store still knows the child."""
-    await converged(admin, these, key, proxy)
+    await converged(admin, parts, key, proxy)
     broken = admin.patch(kind, child_key(key), DRIFT[kind])
-    these.know(kind, broken)
+    parts.deliver(kind, broken)
     admin.delete(kind, child_key(key))
     admin.wait_gone(kind, child_key(key))
     stranger = admin.create(kind, a_copy(broken))
 
-    await these.reconciler.reconcile(key)
+    await parts.reconciler.reconcile(key)
 
     found = admin.get(kind, child_key(key))
     assert without_status(found) == without_status(stranger)
@@ -258,26 +252,26 @@ async def test_a_late_repair_does_not_touch_a_stranger(
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
 async def test_a_former_life_does_not_touch_the_children_of_the_new_one(
-    admin: Kube, control_plane: ControlPlane, these: Rooms, key: Key, proxy: Object, kind: Kind
+    admin: Kube, control_plane: ControlPlane, parts: Components, key: Key, proxy: Object, kind: Kind
 ) -> None:
     """An operator that still believes in the former life repairs, re-owns and registers nothing of the new one."""
-    old = await converged(admin, these, key, proxy)
+    old = await converged(admin, parts, key, proxy)
     broken = admin.patch(kind, child_key(key), DRIFT[kind])
     new = reborn(admin, old)
-    async with rooms(control_plane.kubeconfig) as current:
+    async with components(control_plane.kubeconfig) as current:
         await converged(admin, current, key, new)
-    before = family(admin, key)
+    before = objects_of(admin, key)
 
-    async with rooms(control_plane.kubeconfig) as behind:
-        behind.know(ENVOY_PROXY, old)
-        behind.know(kind, broken)
+    async with components(control_plane.kubeconfig) as behind:
+        behind.deliver(ENVOY_PROXY, old)
+        behind.deliver(kind, broken)
         await behind.reconciler.reconcile(key)
         claim = child_check(old)
         plan = await behind.applier.plan(kind, declared_children(old)[kind], claim)
         result = await behind.applier.execute(plan, claim)
 
     assert result.outcome is Outcome.SKIPPED
-    after = family(admin, key)
+    after = objects_of(admin, key)
     assert after.uids == before.uids
     assert [without_status(each) for each in after.children.values()] == [
         without_status(each) for each in before.children.values()

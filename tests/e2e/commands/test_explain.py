@@ -8,7 +8,7 @@ from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE,
 from operator_app.desired import child_key
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.proxies import a_proxy, family, wait_reconciled
+from tests.e2e.proxies import a_proxy, objects_of, wait_reconciled
 
 
 def explain(kubeconfig: Path, proxy: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +50,7 @@ def test_explain_tells_owner_desired_and_live_of_every_field_and_writes_nothing(
     admin.wait_until(CONFIG_MAP, child_key(key), lambda live: "data" in live)
     repaired = explain(operator_kubeconfig, str(key)).stdout
     assert "!" not in repaired
-    assert family(admin, key).children.keys() == {CONFIG_MAP, DEPLOYMENT, SERVICE}
+    assert objects_of(admin, key).children.keys() == {CONFIG_MAP, DEPLOYMENT, SERVICE}
 
 
 def test_explain_answers_bad_input_with_one_sentence(operator_kubeconfig: Path) -> None:

@@ -22,7 +22,7 @@ from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPA
 from operator_app.desired import child_key
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry, AuditLog
-from tests.e2e.controlplane.audit import Mark, service_account_user
+from tests.e2e.controlplane.audit import Mark
 from tests.e2e.failover import epochs_out_of_order, out_of_order
 from tests.e2e.faults import checks
 from tests.e2e.faults.observer import ELSEWHERE, KINDS, Mirror, View, about
@@ -30,10 +30,10 @@ from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point, points_in_all
 from tests.e2e.faults.proxy import FaultProxy
 from tests.e2e.faults.scenarios import MARK, NAME, Scenario, fresh_proxy, hostnames
 from tests.e2e.kube import Kube
-from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import OPERATOR_USER
 
 SHARDS: Final[int] = Settings.model_fields["shards"].default
-OPERATOR: Final = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 
 REST_S: Final = 1.5
 """A run is over when nothing is wrong and nothing has changed for this long; counters settle within 1 s."""
@@ -281,7 +281,7 @@ class Campaign:
         owners = {f"proxy-{uid}": run.namespace for run in self._runs for uid in self._mirror.lives(*_proxy_of(run))}
         owners |= {name: run.namespace for run in self._runs for name in hostnames(run.namespace)}
         assert self._since is not None
-        written = self._audit.writes(OPERATOR, self._since)
+        written = self._audit.writes(OPERATOR_USER, self._since)
         for each in written:
             writes[_about(each, owners)].append(each)
         # The version in the answer to a release may be older than the release, so it says nothing about its time.

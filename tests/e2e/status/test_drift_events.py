@@ -21,10 +21,9 @@ from operator_app.desired import child_key
 from operator_app.envoy.bootstrap import CONFIG_FILE
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.proxies import a_proxy, drift_of, wait_reconciled
+from tests.e2e.proxies import CONTAINER, a_proxy, drift_of, wait_reconciled
 
 REST_S: Final = 1.0
-CONTAINER: Final = "/spec/template/spec/containers/0"
 TARGET_PORT: Final = '.spec.ports[port=80,protocol="TCP"].targetPort'
 
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
 from operator_app.desired import child_key
 from operator_app.ssa.fields import fields_of
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.controlplane import Cluster as ControlPlane
-from tests.e2e.kube import Kube, wait_until
+from tests.e2e.kube import RESOURCE_QUOTA, Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
     OPERATOR_USER,
@@ -22,10 +22,10 @@ from tests.e2e.proxies import (
     assert_one_of_everything,
     condition,
     drift_of,
-    family,
     history,
     holds,
     kstatus,
+    objects_of,
     version,
     wait_ready,
     wait_reconciled,
@@ -35,7 +35,6 @@ from tests.e2e.proxies import (
 REST_S: Final = 1.5
 """Longer than counters take to settle (1 s in tests)."""
 
-RESOURCE_QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
 FOREIGN_CONDITION: Final[Object] = {
     "type": "example.com/Scanned",
     "status": "True",
@@ -74,7 +73,7 @@ def test_existing_is_not_done(admin: Kube, audit: AuditLog, namespace: str, runn
     running_operator.start()
     wait_reconciled(admin, key)
 
-    repaired = max(version(each) for each in family(admin, key).children.values() if each["kind"] != "Deployment")
+    repaired = max(version(each) for each in objects_of(admin, key).children.values() if each["kind"] != "Deployment")
     deployment_at = next(
         int(each.resource_version or 0)
         for each in writes_to_children(audit, key, mark)
@@ -214,13 +213,13 @@ def test_a_configuration_that_fits_nowhere_stalls_without_a_write(admin: Kube, a
     admin.patch(ENVOY_PROXY, key, {"spec": a_proxy(namespace)["spec"]})
     recovered = wait_reconciled(admin, key)
     assert condition(recovered, "Stalled") == {}
-    running = family(admin, key)
+    running = objects_of(admin, key)
     # The same edit of a running proxy leaves everything as it runs.
     mark = audit.mark()
     admin.patch(ENVOY_PROXY, key, {"spec": too_large()})
     admin.wait_until(ENVOY_PROXY, key, is_stalled("ConfigurationTooLarge"))
     assert writes_to_children(audit, key, mark) == []
-    assert family(admin, key).uids == running.uids
+    assert objects_of(admin, key).uids == running.uids
 
 
 @pytest.mark.usefixtures("running_operator")
@@ -230,7 +229,7 @@ def test_an_immutable_child_stalls_and_names_itself(admin: Kube, audit: AuditLog
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
     admin.patch(CONFIG_MAP, child, {"immutable": True})
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
 
     backends = [{"name": "app", "endpoints": [{"host": "new.example.com", "port": 8080}]}]
