@@ -1,6 +1,7 @@
 """The fault campaign can fail: claims are checked and mapped, every watched kind is tried, a missed fault fails."""
 
 import json
+import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, LEASE, Key, Object
 from operator_app.app import INDEXES
+from tests.e2e.controlplane import StartError
 from tests.e2e.faults import __main__ as command
 from tests.e2e.faults import checks
 from tests.e2e.faults.campaign import Run
@@ -105,6 +107,52 @@ def test_a_fault_that_was_never_injected_is_no_success(
 
     assert ("not reached" in capsys.readouterr().out) is not is_injected
     assert ("| not reached |" in (tmp_path / "page.md").read_text()) is not is_injected
+
+
+@pytest.mark.parametrize(
+    ("has_logs", "is_injected", "is_kept"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_logs_are_kept_only_after_a_failure(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    has_logs: bool,
+    is_injected: bool,
+    is_kept: bool,
+) -> None:
+    """The temporary directory stays, and is named in the output, only where a run failed and an operator has logged."""
+    run = Run(FIRST, FaultKind.RESET, Point("apply", HOSTNAME_CLAIM.kind))
+    run.is_injected = is_injected
+    run.settled_at = datetime(2026, 7, 2, tzinfo=UTC)
+
+    def experiment(directory: Path, _report: object) -> tuple[list[Run], list[str]]:
+        if has_logs:
+            (directory / "operator.log").write_text("{}")
+        return [run], []
+
+    monkeypatch.setattr(command, "_experiment", experiment)
+    monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    command.main()
+
+    left = list(tmp_path.glob(f"{command.DIRECTORY_PREFIX}*"))
+    assert len(left) == int(is_kept)
+    assert all(f"logs are in {each}" in capsys.readouterr().out for each in left)
+
+
+def test_no_directory_stays_where_nothing_could_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control plane that does not start is an exit code of 1 and nothing else."""
+
+    def experiment(_directory: Path, _report: object) -> tuple[list[Run], list[str]]:
+        raise StartError("etcd did not start")
+
+    monkeypatch.setattr(command, "_experiment", experiment)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    assert command.main() == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_page_says_which_faults_only_a_resync_repairs() -> None:
