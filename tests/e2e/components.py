@@ -1,6 +1,6 @@
-"""The operator's rooms in this process, without its watches: rounds by hand, over a store that a test fills.
+"""The operator's components in the test's process, without its watches: rounds by call, over a store that a test fills.
 
-For what can't be timed from outside: a round whose knowledge is old, and a world that changes between two requests.
+For what can't be timed from outside: a round with an old store, and a cluster that changes between two requests.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -46,13 +46,13 @@ class Components:
     occurrences: list[Occurrence] = field(default_factory=list)
 
     def deliver(self, kind: Kind, *objects: Object) -> None:
-        """Let the store hold these versions, as if a watch had told."""
+        """Put these versions into the store, as if a watch had delivered them."""
         for obj in objects:
             self.store.learn(kind, obj)
 
 
 class _Interrupted(httpx2.AsyncBaseTransport):
-    """Lets something happen before each request is sent."""
+    """Awaits a function before each request is sent."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, before: Before) -> None:
         self._inner = inner
@@ -81,7 +81,7 @@ async def components(
 ) -> AsyncGenerator[Components]:
     """Components around an empty store; ``before`` is awaited before each request is sent.
 
-    An outside registry that failed is asked again in the very next round.
+    An outside registry that failed is called again in the next round.
     """
     async with Cluster.connect(
         kubeconfig=kubeconfig, user_agent="rounds", transport_wrapper=lambda inner: _Interrupted(inner, before)

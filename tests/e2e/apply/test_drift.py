@@ -1,4 +1,4 @@
-"""Broken children are repaired in place, by one write each, around what is somebody else's."""
+"""Drift of children is repaired in place, by one write each, and fields of other writers stay."""
 
 import time
 from collections import Counter
@@ -39,7 +39,7 @@ from tests.e2e.proxies import (
     writes_to_children,
 )
 
-REST_S: Final = 0.5
+WAIT_S: Final = 0.5
 """Long enough for a second write to follow the first, if there were one."""
 
 FOREIGN_LABEL: Final = "team"
@@ -48,7 +48,7 @@ FOREIGN_DATA: Final = "notes.txt"
 
 
 @pytest.fixture
-def key(admin: Kube, namespace: str, one_operator: OperatorProcess) -> Key:  # noqa: ARG001  # it works in the background
+def key(admin: Kube, namespace: str, one_operator: OperatorProcess) -> Key:  # noqa: ARG001  # it has to run
     """A converged proxy whose children carry foreign labels, annotations and data."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
@@ -64,15 +64,15 @@ def json_patch(op: str, path: str, value: object = None) -> list[Object]:
     return [{"op": op, "path": path} | ({} if op == "remove" else {"value": value})]
 
 
-PAST_AN_OBSTACLE: Final = 3
-"""The apply is refused; the obstacle is removed, the apply repeated, and the ownership left over is given up."""
-PAST_A_SHADOW: Final = 2
+AFTER_CONFLICT: Final = 3
+"""The apply is refused; the foreign field is removed, the apply repeated, and the stale manager removed."""
+WITH_STALE_MANAGER: Final = 2
 """The apply, after which the API server gives our fields a second owner, which is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What somebody does to a child, and how many writes it takes to repair it."""
+    """An edit of a child by another writer, and how many writes its repair takes."""
 
     name: str
     kind: Kind
@@ -84,7 +84,7 @@ class Drift:
 
 
 def edited(admin: Kube, drift: Drift, child: Key) -> Object:
-    """The child right after somebody's edit."""
+    """The child right after the edit."""
     patch_type: PatchType = "merge" if isinstance(drift.patch, dict) else "json"
     return admin.patch(drift.kind, child, drift.patch, patch_type=patch_type, field_manager="editor")
 
@@ -99,8 +99,8 @@ DRIFTS: Final = (
     Drift("selector extended", SERVICE, json_patch("add", "/spec/selector/more", "yes")),
     Drift("target port", SERVICE, json_patch("replace", "/spec/ports/0/targetPort", 9999)),
     Drift("port name", SERVICE, json_patch("replace", "/spec/ports/0/name", "renamed")),
-    Drift("port", SERVICE, json_patch("replace", "/spec/ports/0/port", 81), PAST_AN_OBSTACLE),
-    Drift("protocol", SERVICE, json_patch("replace", "/spec/ports/0/protocol", "UDP"), PAST_AN_OBSTACLE),
+    Drift("port", SERVICE, json_patch("replace", "/spec/ports/0/port", 81), AFTER_CONFLICT),
+    Drift("protocol", SERVICE, json_patch("replace", "/spec/ports/0/protocol", "UDP"), AFTER_CONFLICT),
     Drift("type", SERVICE, {"spec": {"type": "NodePort"}}),
     Drift("args", DEPLOYMENT, json_patch("replace", f"{CONTAINER}/args", ["--mode", "validate"])),
     Drift("argument appended", DEPLOYMENT, json_patch("add", f"{CONTAINER}/args/-", "--log-level=trace")),
@@ -111,26 +111,26 @@ DRIFTS: Final = (
         "environment",
         DEPLOYMENT,
         json_patch("replace", f"{CONTAINER}/env/0", {"name": "POD_NAME", "value": "me"}),
-        PAST_AN_OBSTACLE,
+        AFTER_CONFLICT,
     ),
     Drift(
         "probe replaced",
         DEPLOYMENT,
         json_patch("replace", f"{CONTAINER}/readinessProbe", {"exec": {"command": ["true"]}}),
-        PAST_AN_OBSTACLE,
+        AFTER_CONFLICT,
     ),
     Drift(
         "volume replaced",
         DEPLOYMENT,
         json_patch("replace", "/spec/template/spec/volumes/0", {"name": "config", "emptyDir": {}}),
-        PAST_AN_OBSTACLE,
+        AFTER_CONFLICT,
     ),
     Drift("volume", DEPLOYMENT, json_patch("replace", "/spec/template/spec/volumes/0/configMap/name", "other")),
     Drift(
         "readiness port",
         DEPLOYMENT,
         json_patch("replace", f"{CONTAINER}/ports/1/containerPort", 19002),
-        PAST_AN_OBSTACLE,
+        AFTER_CONFLICT,
     ),
     Drift(
         "template label removed",
@@ -152,7 +152,7 @@ DRIFTS: Final = (
     *(Drift("owner label", kind, {"metadata": {"labels": {LABEL_OWNER_UID: "nobody"}}}) for kind in CHILD_KINDS),
     *(Drift("managed-by removed", kind, {"metadata": {"labels": {LABEL_MANAGED_BY: None}}}) for kind in CHILD_KINDS),
     *(
-        Drift("field ownership wiped", kind, {"metadata": {"managedFields": [{}]}}, PAST_A_SHADOW)
+        Drift("field ownership wiped", kind, {"metadata": {"managedFields": [{}]}}, WITH_STALE_MANAGER)
         for kind in CHILD_KINDS
     ),
 )
@@ -160,17 +160,17 @@ DRIFTS: Final = (
 
 @pytest.mark.parametrize("drift", DRIFTS, ids=str)
 def test_drift_is_repaired_in_place_by_one_write(admin: Kube, audit: AuditLog, key: Key, drift: Drift) -> None:
-    """Whatever somebody changes of what is ours comes back in one write; all the rest stays, and so do the UIDs.
+    """Every declared field that another writer changes is repaired by one write; all else stays, the UIDs included.
 
-    More than one write is needed only where the API server refuses what is declared beside what was put there, or where
-    it gave our fields a second owner, because somebody wiped the list of owners.
+    More than one write is needed only where the API server refuses the declared fields beside the foreign ones, or has
+    given our fields a second owner, because the list of field owners was wiped.
     """
     before = objects_of(admin, key)
     mark = audit.mark()
 
     broken = edited(admin, drift, child_key(key))
     wait_until(lambda: not drift_of(admin, key), what=f"the repair of {drift}")
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     after = objects_of(admin, key)
     for kind, child in after.children.items():
@@ -205,7 +205,7 @@ def test_a_field_taken_by_a_forced_apply_is_taken_back(admin: Kube, audit: Audit
 
     admin.apply(kind, theirs, field_manager="rival", force=True)
     wait_until(lambda: not drift_of(admin, key), what="the field to be ours again")
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     after = admin.get(kind, child)
     assert after["metadata"]["labels"].pop("applied-by") == "rival"
@@ -215,7 +215,7 @@ def test_a_field_taken_by_a_forced_apply_is_taken_back(admin: Kube, audit: Audit
 
 
 def test_what_others_add_stays_without_a_write(admin: Kube, audit: AuditLog, key: Key) -> None:
-    """A foreign port, sidecar, annotation of the Pod template and data key are none of our business."""
+    """A foreign port, sidecar, annotation of the Pod template and data key are not written."""
     mark = audit.mark()
     child = child_key(key)
 
@@ -225,10 +225,10 @@ def test_what_others_add_stays_without_a_write(admin: Kube, audit: AuditLog, key
     restarted = {"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}}}
     admin.patch(DEPLOYMENT, child, restarted)
     added = admin.patch(CONFIG_MAP, child, {"data": {"more.txt": "more"}})
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     assert writes_to_children(audit, key, mark) == []
-    # A repair of the same objects leaves the additions alone, too.
+    # A repair of the same objects leaves the additions as they are as well.
     admin.patch(SERVICE, child, {"spec": {"selector": {"app": "other"}}})
     admin.patch(DEPLOYMENT, child, {"spec": {"replicas": 5}})
     admin.patch(CONFIG_MAP, child, {"data": {bootstrap.CONFIG_FILE: None}})
@@ -241,16 +241,16 @@ def test_what_others_add_stays_without_a_write(admin: Kube, audit: AuditLog, key
     assert after[CONFIG_MAP]["data"] == added["data"]
 
 
-@pytest.mark.parametrize("trouble", ["ports moved", "field ownership wiped"])
-def test_what_was_repaired_can_still_be_given_up(admin: Kube, key: Key, trouble: str) -> None:
-    """After the awkward repairs our fields are ours alone: what the next edit declares no longer is gone."""
+@pytest.mark.parametrize("what", ["ports moved", "field ownership wiped"])
+def test_repaired_fields_can_still_be_removed(admin: Kube, key: Key, what: str) -> None:
+    """After repairs of several writes our fields have one owner: what the next edit declares no longer is removed."""
     listeners = [
         {"name": name, "port": port, "routes": [{"backend": "app"}]} for name, port in (("http", 80), ("more", 8080))
     ]
     spec = {"listeners": listeners, "service": {"annotations": {"example.com/ours": "yes"}}}
     admin.patch(ENVOY_PROXY, key, {"spec": spec | {"resources": {"requests": {"cpu": "1"}}}})
     wait_reconciled(admin, key)
-    if trouble == "ports moved":
+    if what == "ports moved":
         for index in range(2):
             moved = json_patch("replace", f"/spec/ports/{index}/port", 7000 + index)
             admin.patch(SERVICE, child_key(key), moved, patch_type="json")
@@ -270,11 +270,11 @@ def test_what_was_repaired_can_still_be_given_up(admin: Kube, key: Key, trouble:
     assert len(container["ports"]) == 2, "the listener's and the probe's"
 
 
-def test_a_crash_between_the_writes_of_a_repair_is_made_good(admin: Kube, audit: AuditLog, key: Key) -> None:
-    """What a repair that needs several writes leaves behind when it is cut is nothing that the next round can't see."""
+def test_a_repair_cut_by_a_crash_is_completed(admin: Kube, audit: AuditLog, key: Key) -> None:
+    """What a crash between the writes of a repair leaves is found and removed by the next round."""
     before = objects_of(admin, key)
     mark = audit.mark()
-    # As it stands when the operator dies before the last write: its fields have a second owner, and all of them hold.
+    # The state after a crash before the last write: the fields are as declared and have a second owner.
     second = {"spec": {"selector": before.children[SERVICE]["spec"]["selector"] | {"x": "y"}}}
     admin.patch(SERVICE, child_key(key), second, field_manager="operator-app")
     wait_until(lambda: not drift_of(admin, key), what="the repair")
@@ -288,14 +288,14 @@ def test_a_crash_between_the_writes_of_a_repair_is_made_good(admin: Kube, audit:
     live = admin.get(SERVICE, child_key(key))
     admin.patch(SERVICE, child_key(key), {"metadata": {"managedFields": [*live["metadata"]["managedFields"], entry]}})
     admin.wait_until(SERVICE, child_key(key), lambda live: not has_stale_managers(live))
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     assert content_of(admin.get(SERVICE, child_key(key))) == content_of(before.children[SERVICE])
     assert [each.code for each in writes_to_children(audit, key, mark)] == [200, 200]
 
 
 def test_everything_broken_at_once_takes_one_write_for_each_child(admin: Kube, audit: AuditLog, key: Key) -> None:
-    """Several changes of all children, by several people, are repaired by three writes."""
+    """Several changes of all children, by several writers, are repaired by three writes."""
     before = objects_of(admin, key)
     mark = audit.mark()
     child = child_key(key)
@@ -306,7 +306,7 @@ def test_everything_broken_at_once_takes_one_write_for_each_child(admin: Kube, a
     wait_until(lambda: not drift_of(admin, key), what="the repair of the Deployment")
     admin.patch(SERVICE, child, {"spec": {"selector": {"a": "b"}, "type": "NodePort"}}, field_manager="three")
     wait_until(lambda: not drift_of(admin, key), what="the repair of the Service")
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     after = objects_of(admin, key)
     assert after.uids == before.uids
@@ -319,15 +319,15 @@ def test_everything_broken_at_once_takes_one_write_for_each_child(admin: Kube, a
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-def test_a_deleted_child_comes_back(admin: Kube, audit: AuditLog, key: Key, kind: Kind) -> None:
-    """A child that somebody deletes is made anew, as a new object; the others are left as they are."""
+def test_a_deleted_child_is_created_again(admin: Kube, audit: AuditLog, key: Key, kind: Kind) -> None:
+    """A deleted child is created again, as a new object; the others stay as they are."""
     before = objects_of(admin, key)
     mark = audit.mark()
 
     admin.delete(kind, child_key(key))
     admin.wait_until(kind, child_key(key), lambda live: live["metadata"]["uid"] != before.uids[kind.kind])
     wait_reconciled(admin, key)
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     after = assert_one_of_everything(admin, key)
     assert {name for name, uid in after.uids.items() if uid != before.uids[name]} == {kind.kind}
@@ -336,7 +336,7 @@ def test_a_deleted_child_comes_back(admin: Kube, audit: AuditLog, key: Key, kind
 
 
 def test_a_broken_record_is_repaired(admin: Kube, key: Key) -> None:
-    """The record outside the tenant's namespace heals like a child: an edit is undone, a deletion too."""
+    """The record outside the tenant's namespace is repaired like a child: after an edit, and after a deletion."""
     before = objects_of(admin, key)
     record = record_key(before.proxy)
 

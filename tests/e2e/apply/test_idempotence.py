@@ -1,4 +1,4 @@
-"""Repeating, retrying, crashing and restarting: the same objects, and no write that was not needed."""
+"""Repeated rounds, retries, crashes and restarts: the same objects, and no unnecessary write."""
 
 import time
 from collections import Counter
@@ -47,7 +47,7 @@ def requests_for(audit: AuditLog, key: Key, proxy: Object, since: Mark) -> list[
 def test_a_first_reconcile_takes_three_reads_and_seven_writes(
     admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
 ) -> None:
-    """One object costs a read before each create of a child, and one write for each thing that has to be."""
+    """One proxy costs a read before each create of a child, and one write for each object and status."""
     key = Key(namespace, "web")
     mark = audit.mark()
     admin.create(ENVOY_PROXY, a_proxy(namespace))
@@ -74,7 +74,7 @@ def test_a_first_reconcile_takes_three_reads_and_seven_writes(
 def test_nothing_is_written_when_nothing_is_wrong(
     admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
 ) -> None:
-    """Rounds after label noise on the proxy, a restart and another round leave every object as it is, unwritten."""
+    """Rounds after label noise on the proxy, a restart and another round write no object."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
@@ -97,7 +97,7 @@ def test_nothing_is_written_when_nothing_is_wrong(
     }
     assert after.children[DEPLOYMENT]["metadata"]["generation"] == before.children[DEPLOYMENT]["metadata"]["generation"]
     assert after.proxy["status"] == before.proxy["status"] == touched["status"]
-    assert requests_for(audit, key, after.proxy, mark) == [], "a quiet operator asks and writes nothing"
+    assert requests_for(audit, key, after.proxy, mark) == [], "the operator sends no request at all"
     assert [each for each in audit.writes(OPERATOR_USER, mark) if each.namespace == namespace] == []
 
 
@@ -125,22 +125,22 @@ def test_a_crash_behind_any_write_leaves_what_the_next_round_completes(
     must_be_there: set[Kind],
     may_be_there: set[Kind],
 ) -> None:
-    """``kill -9`` after each single write of a first reconcile: after a restart one of everything, the same by UID."""
+    """``kill -9`` after each write of a first reconcile: after a restart one of everything, with the same UIDs."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     plan = tmp_path / "plan.json"
     Plan((Fault("kill", FaultKind.KILL_BEHIND, behind, namespace),)).write(plan)
-    module = ("tests.e2e.faults.operator", str(plan), str(tmp_path / "told.jsonl"), "run")
+    module = ("tests.e2e.faults.operator", str(plan), str(tmp_path / "notices.jsonl"), "run")
     operator.start(module=module, wait=False)
     assert operator.wait_dead() == -9, operator.log_text()
     places = dict.fromkeys(CHILD_KINDS, child_key(key)) | {PROXY_REGISTRATION: record_key(admin.get(ENVOY_PROXY, key))}
-    made = {
+    created = {
         kind: live["metadata"]["uid"] for kind, place in places.items() if (live := admin.find(kind, place)) is not None
     }
-    assert must_be_there <= made.keys() <= must_be_there | may_be_there, "the crash came where this test wants it"
+    assert must_be_there <= created.keys() <= must_be_there | may_be_there, "the crash came at the intended write"
 
     operator.start()
     wait_reconciled(admin, key)
 
     found = assert_one_of_everything(admin, key)
-    assert {kind: found.uids[kind.kind] for kind in made} == made
+    assert {kind: found.uids[kind.kind] for kind in created} == created
