@@ -1,8 +1,8 @@
-"""What one EnvoyProxy costs in memory: the store against a plain dictionary of decoded objects, in the same run.
+"""The memory of one EnvoyProxy: the store against a plain dictionary of decoded objects, in the same run.
 
 Run as ``python -m benchmarks.memory [PROXIES ...]`` (1,000 and 10,000 by default). One proxy is made by the operator on
 the local control plane, so that the objects, with their managedFields, are what an API server stores; the others are
-copies of it with names, UIDs, hosts and versions of their own. Bytes are what the interpreter has allocated.
+copies of it with names, UIDs, hosts and versions of their own. Bytes are those that the interpreter has allocated.
 """
 
 import copy
@@ -96,7 +96,7 @@ def cost(
 
 
 def seconds_per_read(model: dict[Kind, Object], reads: int = 2000) -> tuple[float, float]:
-    """Seconds for reading one family from the store, and for copying one from decoded objects."""
+    """Seconds for reading the objects of one proxy from the store, and for copying them from decoded objects."""
     store = Store({kind: lambda _: None for kind in KINDS})
     for kind, obj in copies(model, 1):
         store.apply_delta(Changed(kind, obj))
@@ -128,7 +128,9 @@ def main() -> None:
             f"  {packed_s:>9.1f}s  {plain_s:>8.1f}s"
         )
     packed_s, copied_s = seconds_per_read(model)
-    print(f"reading one family: {packed_s * 1e6:,.0f} us from the store, {copied_s * 1e6:,.0f} us as a deep copy")
+    print(
+        f"reading one proxy's objects: {packed_s * 1e6:,.0f} us from the store, {copied_s * 1e6:,.0f} us as deep copies"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""EnvoyProxies for tests: making them, waiting for them, and looking at everything that belongs to one."""
+"""EnvoyProxies for tests: creating them, waiting for them, and reading everything that belongs to one."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
 
 OPERATOR_USER = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 CONVERGE_TIMEOUT_S = 30.0
-AT_REST_S = 2.0
+SETTLED_S = 2.0
 """Longer than it takes counters to settle (1 s in tests)."""
 
 CONTAINER = "/spec/template/spec/containers/0"
@@ -124,15 +124,15 @@ def objects_of(admin: Kube, key: Key) -> ProxyObjects:
 
 
 def settled_objects_of(admin: Kube, key: Key) -> ProxyObjects:
-    """Everything that belongs to a proxy, once nothing of it has changed for ``AT_REST_S``, whoever wrote."""
+    """Everything that belongs to a proxy, once nothing of it has changed for ``SETTLED_S``, whoever wrote."""
     deadline_mono = time.monotonic() + CONVERGE_TIMEOUT_S
     seen = objects_of(admin, key)
     while time.monotonic() < deadline_mono:
-        time.sleep(AT_REST_S)
+        time.sleep(SETTLED_S)
         before, seen = seen, objects_of(admin, key)
         if seen.versions == before.versions:
             return seen
-    raise TimeoutError(f"{key} did not come to rest within {CONVERGE_TIMEOUT_S} s: {seen.versions}")
+    raise TimeoutError(f"{key} did not settle within {CONVERGE_TIMEOUT_S} s: {seen.versions}")
 
 
 def declared_children(proxy: Object) -> dict[Kind, Object]:
@@ -141,7 +141,7 @@ def declared_children(proxy: Object) -> dict[Kind, Object]:
 
 
 def drift_of(admin: Kube, key: Key) -> dict[Kind, tuple[Difference, ...]]:
-    """The children that do not hold what the proxy declares, each with its differences; empty when all hold."""
+    """The differences of each child from what the proxy declares; empty when there are none."""
     declared = declared_children(admin.get(ENVOY_PROXY, key))
     found = {kind: differences(child, admin.get(kind, key_of(child))) for kind, child in declared.items()}
     return {kind: left for kind, left in found.items() if left}
@@ -205,7 +205,7 @@ def version(obj: Object) -> int:
 
 
 def assert_one_of_everything(admin: Kube, key: Key) -> ProxyObjects:
-    """The family, after checking that nothing of it exists twice or is left from another life."""
+    """The proxy's objects, after checking that none exists twice or is left from a previous incarnation."""
     found = objects_of(admin, key)
     uid = found.proxy["metadata"]["uid"]
     for kind, child in found.children.items():
@@ -238,10 +238,10 @@ def wait_all_gone(admin: Kube, proxy: Object, timeout_s: float = CONVERGE_TIMEOU
 
 
 def leave_nothing(admin: Kube, namespace: str) -> None:
-    """Ask for the end of a namespace, and take away what would hold it up.
+    """Delete a namespace, and remove what would delay its end.
 
-    A proxy keeps its finalizer until an operator comes that can remove its record. The next test's operator may have
-    another registry or other rights, and every namespace that hangs slows down the namespace controller for all tests.
+    A proxy keeps its finalizer until an operator removes its record. The operator of the next test may have another
+    registry or other rights, and every namespace that can't end slows down the namespace controller for all tests.
     """
     with contextlib.suppress(NotThere):
         admin.delete(NAMESPACE, Key("", namespace))
