@@ -1,10 +1,10 @@
-"""How long do users wait when a replica dies, and is any object ever written by two?
+"""How long users wait when a replica is killed or stopped, and whether any object gets two writers.
 
 Run as ``python -m benchmarks.failover [CYCLES]`` (6 by default), or ``make bench-failover``. Three replicas share four
 shards of 40 proxies in 20 namespaces, which users edit ten times a second. In each cycle a replica that holds shards is
 killed (``kill -9``) or stopped (SIGSTOP, then SIGCONT once others have its shards). The time that an edit waited goes
 from the user's request to the operator's status request that confirms it, by the API server's audit log. Exits with 1
-when something was written out of order or lost, or when somebody waited longer than the lease and 2 s.
+when something was written out of order or lost, or when an edit waited longer than the lease and 2 s.
 """
 
 import statistics
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(fleet: Fleet, cycles: int) -> int:
-    """The cycles under load, and the verdict."""
+    """The cycles under load, and the result."""
     fleet.start()
     fleet.populate(f"failover-{uuid.uuid4().hex[:6]}", tenants=20, proxies=2)
     print(f"== {len(fleet.keys)} proxies are reconciled; shards are held by {fleet.holders()}", flush=True)
@@ -56,27 +56,27 @@ def run(fleet: Fleet, cycles: int) -> int:
         for cycle in range(cycles):
             holders = fleet.holders()
             victim = next(each for each in fleet.replicas if each.replica == holders[cycle % SHARDS])
-            blow = fleet.kill if cycle % 2 == 0 else fleet.stop
-            print(f"== cycle {cycle + 1} of {cycles}: {blow.__name__} {victim.replica}", flush=True)
-            blow(victim, for_s=LEASE_S + 3)
+            disrupt = fleet.kill if cycle % 2 == 0 else fleet.stop
+            print(f"== cycle {cycle + 1} of {cycles}: {disrupt.__name__} {victim.replica}", flush=True)
+            disrupt(victim, for_s=LEASE_S + 3)
             fleet.wait_held(lambda held: len(set(held.values())) == len(fleet.replicas))
-    fleet.settle()
+    fleet.wait_reconciled()
     return report(fleet, load)
 
 
 def report(fleet: Fleet, load: Load) -> int:
-    """Print what was measured; 1 when a promise was broken."""
+    """Print what was measured; returns 1 when a guarantee was broken."""
     entries = fleet.entries()
     waited = waits(entries, load.edits)
     quiet = [wait.total_seconds() for _, wait in waited[:QUIET_EDITS]]
     print(f"\nedits {len(load.edits)}, of which the first {len(quiet)} undisturbed: median wait ", end="")
     print(f"{statistics.median(quiet):.3f} s, longest {max(quiet):.3f} s\n")
-    print(f"{'blow':<10}{'replica':<12}{'its shards':<14}longest wait for an edit in them (allowed {ALLOWED_S:g} s)")
+    print(f"{'signal':<10}{'replica':<12}{'its shards':<14}longest wait for an edit in them (allowed {ALLOWED_S:g} s)")
     worst = 0.0
-    for blow in fleet.blows:
-        longest_s = longest_wait_s(blow, waited, SHARDS)
+    for each in fleet.disruptions:
+        longest_s = longest_wait_s(each, waited, SHARDS)
         worst = max(worst, longest_s)
-        print(f"{blow.what:<10}{blow.replica:<12}{', '.join(map(str, blow.shards)):<14}{longest_s:.2f} s")
+        print(f"{each.what:<10}{each.replica:<12}{', '.join(map(str, each.shards)):<14}{longest_s:.2f} s")
     wrong = out_of_order(entries, SHARDS, fleet.namespaces)
     epochs, lost = epochs_out_of_order(entries, SHARDS), load.lost()
     changes = sum(

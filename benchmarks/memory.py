@@ -1,8 +1,8 @@
-"""What one EnvoyProxy costs in memory: the store against a plain dictionary of decoded objects, in the same run.
+"""The memory of one EnvoyProxy: the store against a plain dictionary of decoded objects, in the same run.
 
 Run as ``python -m benchmarks.memory [PROXIES ...]`` (1,000 and 10,000 by default). One proxy is made by the operator on
 the local control plane, so that the objects, with their managedFields, are what an API server stores; the others are
-copies of it with names, UIDs, hosts and versions of their own. Bytes are what the interpreter has allocated.
+copies of it with names, UIDs, hosts and versions of their own. Bytes are those that the interpreter has allocated.
 """
 
 import copy
@@ -22,13 +22,13 @@ from operator_app.kube.store import Store
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.proxies import a_proxy, family, wait_reconciled
+from tests.e2e.proxies import a_proxy, objects_of, wait_reconciled
 from tests.e2e.shipped import CRDS, operator_identity
 
 KINDS = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
 
 
-def one_family() -> dict[Kind, Object]:
+def one_proxy() -> dict[Kind, Object]:
     """A proxy with its children and its record, as a real API server stores them."""
     with (
         ControlPlane(crds=CRDS) as cluster,
@@ -40,7 +40,7 @@ def one_family() -> dict[Kind, Object]:
         operator.start()
         admin.create(ENVOY_PROXY, a_proxy("tenant-model", "proxy-model"))
         wait_reconciled(admin, Key("tenant-model", "proxy-model"))
-        found = family(admin, Key("tenant-model", "proxy-model"))
+        found = objects_of(admin, Key("tenant-model", "proxy-model"))
         operator.stop()
     return {ENVOY_PROXY: found.proxy, **found.children, PROXY_REGISTRATION: found.record}
 
@@ -96,7 +96,7 @@ def cost(
 
 
 def seconds_per_read(model: dict[Kind, Object], reads: int = 2000) -> tuple[float, float]:
-    """Seconds for reading one family from the store, and for copying one from decoded objects."""
+    """Seconds for reading the objects of one proxy from the store, and for copying them from decoded objects."""
     store = Store({kind: lambda _: None for kind in KINDS})
     for kind, obj in copies(model, 1):
         store.apply_delta(Changed(kind, obj))
@@ -116,7 +116,7 @@ def seconds_per_read(model: dict[Kind, Object], reads: int = 2000) -> tuple[floa
 def main() -> None:
     """Print the table."""
     counts = [int(each) for each in sys.argv[1:]] or [1_000, 10_000]
-    model = one_family()
+    model = one_proxy()
     json_bytes = sum(len(json.dumps(each, separators=(",", ":"))) for each in model.values())
     print(f"one proxy: {len(model)} objects, {json_bytes:,} bytes of JSON")
     print(" proxies  store B/proxy  dict B/proxy  ratio  fill store  fill dict")
@@ -128,7 +128,9 @@ def main() -> None:
             f"  {packed_s:>9.1f}s  {plain_s:>8.1f}s"
         )
     packed_s, copied_s = seconds_per_read(model)
-    print(f"reading one family: {packed_s * 1e6:,.0f} us from the store, {copied_s * 1e6:,.0f} us as a deep copy")
+    print(
+        f"reading one proxy's objects: {packed_s * 1e6:,.0f} us from the store, {copied_s * 1e6:,.0f} us as deep copies"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Do tenants feel each other? Tenant B creates one proxy a second while tenant A misbehaves; lanes against one FIFO.
+"""Tenant B's waits while tenant A misbehaves: B creates one proxy a second; lanes against one FIFO.
 
 Run as ``python -m benchmarks.tenants [OBJECTS]`` (1,000 proxies of tenant A by default), or ``make bench-tenants``. All
 figures are of one run on one local control plane: B alone, then while A creates all its proxies at once, while all of
-A's proxies fail for ever (a quota forbids their Services), and while A fights every repair. B's time goes from the
-request that creates a proxy to the watch event in which its status says ``Reconciled``.
+A's proxies fail in every round (a quota forbids their Services), and while A undoes every repair. B's time goes from
+the request that creates a proxy to the watch event in which its status says ``Reconciled``.
 """
 
 import contextlib
@@ -20,31 +20,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, SERVICE, Key, Kind, Object
+from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, SERVICE, Key, Object
 from operator_app.desired import child_key
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.kube import Kube, KubeError, path_of
+from tests.e2e.kube import RESOURCE_QUOTA, Kube, KubeError, path_of
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, holds
 from tests.e2e.shipped import CRDS, operator_identity
 
-QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
 ALONE_S: Final = 20
 FAILING_S: Final = 20
-FIGHT_S: Final = 20
+UNDO_S: Final = 20
 AS_SHIPPED: Final = ("--backoff-base-s=0.5", "--backoff-cap-s=60", "--status-settle-s=2", "--log-level=warning")
 """The waits of a cluster, where tests have shorter ones."""
 
 VARIANTS: Final = {
     "lanes": (("operator_app", "run"), AS_SHIPPED),
-    # Everybody is in one lane there, so the limit of a lane must be that of all workers.
+    # All keys are in one lane there, so the limit of a lane must be that of all workers.
     "one FIFO": (("benchmarks.fifo_operator", "run"), (*AS_SHIPPED, "--in-flight-per-tenant=16")),
 }
 
 
 @dataclass
 class Watcher:
-    """Notes when each proxy of one namespace was first seen reconciled, on this process's monotonic clock."""
+    """Records when each proxy of one namespace was first seen reconciled, on this process's monotonic clock."""
 
     admin: Kube
     namespace: str
@@ -59,7 +58,7 @@ class Watcher:
                 self._watch(path, is_reconciled)
 
     def _watch(self, path: str, is_reconciled: Callable[[Object], bool]) -> None:
-        http = self.admin._http  # noqa: SLF001 - the client has no need of a watch anywhere else
+        http = self.admin._http  # noqa: SLF001 - no other user of the client watches
         with http.stream("GET", path, params={"watch": "true", "timeoutSeconds": "2"}) as lines:
             for line in lines.iter_lines():
                 obj = json.loads(line)["object"]
@@ -103,7 +102,7 @@ class Bench:
 
     def create_all(self) -> Callable[[float], bool]:
         """Let A create all its proxies; over when they have converged, or after three minutes."""
-        # In a process of its own: the threads of this one would wait for each other, and B's time would be theirs.
+        # In a process of its own: threads of this one would share its interpreter lock with B's clock.
         creating = multiprocessing.get_context("spawn").Process(
             target=create_proxies, args=(self.kubeconfig, self.a, self.objects), daemon=True
         )
@@ -121,9 +120,9 @@ class Bench:
         return is_over
 
     def fail_all(self, pool: ThreadPoolExecutor) -> None:
-        """Forbid A's Services and take those that exist away, so that every round of A fails."""
+        """Forbid A's Services and delete those that exist, so that every round of A fails."""
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": self.a}}
-        self.admin.create(QUOTA, quota | {"spec": {"hard": {"count/services": "0"}}})
+        self.admin.create(RESOURCE_QUOTA, quota | {"spec": {"hard": {"count/services": "0"}}})
         time.sleep(1)
         list(pool.map(self._delete_service, range(self.objects)))
 
@@ -131,11 +130,11 @@ class Bench:
         with contextlib.suppress(KubeError):
             self.admin.delete(SERVICE, child_key(Key(self.a, f"a{number}")))
 
-    def fight(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
-        """Take the target port of A's Services away again and again."""
-        self.admin.delete(QUOTA, Key(self.a, "none"))
+    def undo_repairs(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
+        """Change the target port of A's Services again and again."""
+        self.admin.delete(RESOURCE_QUOTA, Key(self.a, "none"))
 
-        def take(worker: int) -> None:
+        def change(worker: int) -> None:
             patch = [{"op": "replace", "path": "/spec/ports/0/targetPort", "value": 9999}]
             while not stop.is_set():
                 for number in range(worker, self.objects, 2):
@@ -146,7 +145,7 @@ class Bench:
                         self.admin.patch(SERVICE, key, patch, patch_type="json", field_manager="rival")
 
         for worker in range(2):
-            pool.submit(take, worker)
+            pool.submit(change, worker)
 
 
 def measure(bench: Bench) -> Iterator[tuple[str, list[float]]]:
@@ -160,8 +159,8 @@ def measure(bench: Bench) -> Iterator[tuple[str, list[float]]]:
         yield f"A creates {bench.objects:,}", bench.b_while(bench.create_all())
         bench.fail_all(pool)
         yield "all of A fails", bench.b_while(lambda seconds: seconds > FAILING_S)
-        bench.fight(pool, stop)
-        yield "A fights repairs", bench.b_while(lambda seconds: seconds > FIGHT_S)
+        bench.undo_repairs(pool, stop)
+        yield "A undoes repairs", bench.b_while(lambda seconds: seconds > UNDO_S)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)

@@ -1,1 +1,1 @@
-"""Tests of what is shipped: ``make image-test`` builds the image and looks into it; ``make test`` leaves them out."""
+"""Tests of what is shipped: ``make image-test`` builds the image and runs it; ``make test`` leaves them out."""

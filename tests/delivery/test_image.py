@@ -21,13 +21,13 @@ SUITE: Final = "bookworm"
 """A Debian release whose python3 is new enough (3.11)."""
 
 HOST_FILES: Final = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/resolv.conf")
-"""How this host reaches its package index; lent to the build read-only, never written into the image."""
+"""How this host reaches its package index; mounted read-only for the build, never written into the image."""
 
 pytestmark = [pytest.mark.delivery, pytest.mark.timeout(900)]
 
 
 class Buildah:
-    """buildah with a storage of its own, so that no image of the machine's user is seen or left behind."""
+    """buildah with a storage of its own, so that no image of the machine's user is used and none is left."""
 
     def __init__(self, directory: Path) -> None:
         self._command = ("buildah", "--root", str(directory / "storage"), "--runroot", str(directory / "run"))
@@ -96,7 +96,7 @@ def python(buildah: Buildah, container: str, program: str) -> str:
 
 
 def test_the_operator_starts_in_its_image(buildah: Buildah, container: str) -> None:
-    """The entry point runs with nothing but what the image holds."""
+    """The entry point runs with nothing but the content of the image."""
     assert "usage" in buildah("run", container, "--", "python", "-m", "operator_app", "--help").stdout.lower()
 
 
@@ -108,20 +108,20 @@ def test_the_image_prints_the_checked_in_crds(buildah: Buildah, container: str) 
     assert sorted(yaml.safe_load_all(printed), key=lambda crd: str(crd["metadata"]["name"])) == checked_in
 
 
-def test_the_process_is_nobody_and_can_write_nothing(buildah: Buildah, container: str) -> None:
+def test_the_process_has_no_privileges_and_can_write_nothing(buildah: Buildah, container: str) -> None:
     """The user is 65532 in a group of its own, and neither the root nor the code is writable by it."""
     program = "import os; print(os.getuid(), os.getgid(), [p for p in ('/', '/venv', '/etc') if os.access(p, os.W_OK)])"
     assert python(buildah, container, program) == "65532 65532 []"
 
 
 def test_no_installer_is_shipped(buildah: Buildah, container: str) -> None:
-    """The environment that runs has neither pip nor the build back end."""
+    """The image has neither pip nor the build back end."""
     program = "import importlib.util as u; print([m for m in ('pip', 'setuptools', 'hatchling') if u.find_spec(m)])"
     assert python(buildah, container, program) == "[]"
 
 
-def test_bytecode_is_there_already(buildah: Buildah, container: str) -> None:
-    """A read-only root costs no compilation at each start: the module was compiled when the image was built."""
+def test_modules_are_compiled(buildah: Buildah, container: str) -> None:
+    """With a read-only root no start has to compile: the module was compiled when the image was built."""
     program = "import operator_app.api.models as m, os; print(os.path.exists(m.__cached__))"
     assert python(buildah, container, program) == "True"
 
@@ -136,7 +136,7 @@ def test_the_image_declares_how_it_is_run(buildah: Buildah, image: str) -> None:
     assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-def test_nothing_of_the_builders_host_is_left_inside(buildah: Buildah, container: str) -> None:
-    """The host's pip configuration was lent for the build and is not part of the image."""
+def test_nothing_of_the_building_host_is_in_the_image(buildah: Buildah, container: str) -> None:
+    """The host's pip configuration was mounted for the build and is not part of the image."""
     program = "import pathlib; p = pathlib.Path('/etc/pip.conf'); print(p.read_text() if p.exists() else '')"
     assert python(buildah, container, program) == ""

@@ -1,8 +1,8 @@
-"""The budget of writes: which of the operator's writes were for nothing, by the API server's own account.
+"""The budget of writes: which of the operator's writes changed nothing, by the API server's audit log.
 
 A write that changes something gets a new resourceVersion. One whose answer has the version that the same object had
-after an earlier write was *avoidable*. (Where somebody else wrote in between, the operator's own metric tells:
-``operator_app_writes_total{outcome="unchanged"}`` compares with the version that the decision was based on.)
+after an earlier write was *avoidable*. Where another writer wrote in between, the operator's own metric shows it:
+``operator_app_writes_total{outcome="unchanged"}`` compares with the version that the decision was based on.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def avoidable(entries: Iterable[AuditEntry]) -> list[AuditEntry]:
 
 
 def _is_release(entry: AuditEntry) -> bool:
-    """Whether a finalizer was given up: with the last one the object goes, and the answer has the version before."""
+    """Whether a write removes a finalizer: where that deletes the object, the response has the version before it."""
     request = entry.request or {}
     is_bare = set(request) == {"apiVersion", "kind", "metadata"} and "finalizers" not in request["metadata"]
     return entry.resource == "envoyproxies" and not entry.subresource and is_bare

@@ -26,11 +26,10 @@ from tests.e2e.controlplane import (
     StartError,
     ToolchainError,
 )
-from tests.e2e.controlplane.audit import service_account_user
 from tests.e2e.kube import Kube
 from tests.e2e.node.fixture import standin_node as standin_node  # noqa: PLC0414  # a fixture is found by its import
-from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
-from tests.e2e.proxies import leave_nothing
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import OPERATOR_USER, leave_nothing
 from tests.e2e.shipped import CRDS, operator_identity
 
 HERE = Path(__file__).parent
@@ -110,7 +109,7 @@ def budget(control_plane: Cluster) -> Iterator[None]:
         return
     mark = audit.mark()
     yield
-    assert avoidable(audit.writes(service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT), mark)) == []
+    assert avoidable(audit.writes(OPERATOR_USER, mark)) == []
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""Several replicas under load while some are killed and stopped, and what the API server's audit log says about it.
+"""Several replicas under load while some are killed and stopped, checked by the API server's audit log.
 
-The verdict rests on resourceVersions, which order all writes of a cluster: a Lease's versions say who held a shard
-between which two of them, and a write of an object belongs to the replica that its User-Agent names. So a write out of
-order is found however small the overlap was, and no clock is needed. Times are only taken for how long users waited.
+The checks compare resourceVersions, which order all writes of a cluster: the versions of a Lease say who held a shard
+between two of them, and the User-Agent of a write names its replica. So a write out of order is found however small the
+overlap was, and no clock is needed. Times are only used for how long users waited.
 """
 
 import bisect
@@ -82,12 +82,12 @@ def out_of_order(entries: Sequence[AuditEntry], shards: int, namespaces: Iterabl
 
 
 def epochs_out_of_order(entries: Iterable[AuditEntry], shards: int) -> list[str]:
-    """Every change of hands that did not raise the epoch, and every epoch that went back."""
+    """Every change of the holder that did not raise the epoch, and every epoch that went back."""
     found = []
     for shard, history in tenures(entries, shards).items():
         for before, after in itertools.pairwise(history):
-            is_handed = after.replica is not None and after.replica != before.replica
-            if after.epoch < before.epoch + is_handed:
+            is_new_holder = after.replica is not None and after.replica != before.replica
+            if after.epoch < before.epoch + is_new_holder:
                 found.append(f"shard {shard}: {before} and then {after}")
     return found
 
@@ -103,7 +103,7 @@ class Edit:
 
 @dataclass
 class Load:
-    """Users who edit their proxies all the time, a Service's annotation each time."""
+    """Users who edit their proxies again and again, an annotation of the Service each time."""
 
     admin: Kube
     keys: Sequence[Key]
@@ -140,7 +140,7 @@ class Load:
             self.last[key] = mark
 
     def lost(self) -> list[str]:
-        """The proxies that are not as they were edited last."""
+        """The proxies whose Service does not have the latest edit."""
         found = []
         for key, mark in self.last.items():
             annotations = self.admin.get(SERVICE, child_key(key))["metadata"].get("annotations", {})
@@ -167,7 +167,7 @@ def waits(entries: Iterable[AuditEntry], edits: Iterable[Edit]) -> list[tuple[Ed
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
+class Disruption:
     """What was done to a replica, and when."""
 
     what: str
@@ -189,11 +189,11 @@ class Fleet:
         self.shards = shards
         self.namespaces: list[str] = []
         self.keys: list[Key] = []
-        self.blows: list[Blow] = []
+        self.disruptions: list[Disruption] = []
         self._flags = (*flags, f"--shards={shards}")
 
     def start(self) -> None:
-        """Start all, and wait until every shard is held."""
+        """Start all replicas, and wait until every shard is held."""
         self.mark: Mark = self.audit.mark()
         for each in self.replicas:
             each.start(*self._flags, wait=False)
@@ -224,52 +224,53 @@ class Fleet:
         return found
 
     def wait_held(self, is_enough: Callable[[dict[int, str]], bool], timeout_s: float = 30.0) -> None:
-        """Wait until every shard is held, in a way that is enough."""
+        """Wait until every shard is held and ``is_enough`` is true of the holders."""
         wait_until(
             lambda: len(held := self.holders()) == self.shards and is_enough(held), timeout_s, "every shard to be held"
         )
 
     def kill(self, victim: OperatorProcess, *, for_s: float) -> None:
-        """``kill -9``; a new process of that name comes after ``for_s``, when others have what it had."""
-        with self._blow("kill -9", victim, for_s):
+        """``kill -9``; after ``for_s``, when others hold its shards, a new process of that name is started."""
+        with self._disrupted("kill -9", victim, for_s):
             victim.kill()
         victim.start(*self._flags)
 
     def stop(self, victim: OperatorProcess, *, for_s: float) -> None:
         """SIGSTOP, and SIGCONT after ``for_s``."""
-        with self._blow("SIGSTOP", victim, for_s):
+        with self._disrupted("SIGSTOP", victim, for_s):
             victim.suspend()
         victim.resume()
 
     @contextmanager
-    def _blow(self, what: str, victim: OperatorProcess, for_s: float) -> Iterator[None]:
+    def _disrupted(self, what: str, victim: OperatorProcess, for_s: float) -> Iterator[None]:
         held = tuple(shard for shard, holder in self.holders().items() if holder == victim.replica)
         begun_at = datetime.now(UTC)
         yield
         time.sleep(for_s)
-        self.blows.append(Blow(what, victim.replica, begun_at, datetime.now(UTC), held))
+        self.disruptions.append(Disruption(what, victim.replica, begun_at, datetime.now(UTC), held))
         self.wait_held(lambda holders: not set(held) & {s for s, h in holders.items() if h == victim.replica})
 
     def entries(self) -> list[AuditEntry]:
         """The operator's requests since the start."""
         return [each for each in self.audit.entries(self.mark) if each.user == OPERATOR_USER]
 
-    def settle(self) -> None:
+    def wait_reconciled(self) -> None:
         """Wait until every proxy is reconciled for its generation."""
         for key in self.keys:
             wait_reconciled(self.admin, key, 60.0)
 
-    def removed(self) -> None:
-        """Ask for the deletion of everything that was made."""
+    def delete_all(self) -> None:
+        """Ask for the deletion of all namespaces that were created."""
         for name in self.namespaces:
             self.admin.delete(NAMESPACE, Key("", name))
 
 
-def longest_wait_s(blow: Blow, waited: Iterable[tuple[Edit, timedelta]], shards: int) -> float:
+def longest_wait_s(disruption: Disruption, waited: Iterable[tuple[Edit, timedelta]], shards: int) -> float:
     """How long the users of a replica's shards waited at most for edits made while it was dead or stopped."""
     concerned = [
         wait.total_seconds()
         for edit, wait in waited
-        if shard_of(edit.key.namespace, shards) in blow.shards and blow.at - timedelta(seconds=1) < edit.at < blow.until
+        if shard_of(edit.key.namespace, shards) in disruption.shards
+        and disruption.at - timedelta(seconds=1) < edit.at < disruption.until
     ]
     return max(concerned, default=0.0)

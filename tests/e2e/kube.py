@@ -19,6 +19,7 @@ from operator_app.api.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
 
 POD: Final = Kind("", "v1", "Pod", "pods")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
+RESOURCE_QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
 SERVICE_ACCOUNT: Final = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 NODE: Final = Kind("", "v1", "Node", "nodes", namespaced=False)
 REPLICA_SET: Final = Kind("apps", "v1", "ReplicaSet", "replicasets")
@@ -43,7 +44,7 @@ class KubeError(Exception):
         super().__init__(f"{request}: {code} {self.reason}: {status.get('message', '')}")
 
 
-class NotThere(KubeError):  # noqa: N818 - an answer, and often the one that is hoped for
+class NotThere(KubeError):  # noqa: N818 - often the expected answer
     """404: there is no such object."""
 
 
@@ -162,7 +163,7 @@ class Kube:
         )
 
     def delete(self, kind: Kind, key: Key, *, uid: str | None = None, propagation: str = "Background") -> None:
-        """Ask for deletion, which finalizers may delay; ``uid`` makes it hold for that life of the object only."""
+        """Ask for deletion, which finalizers may delay; with ``uid``, of the object with that UID only."""
         options: Object = {"propagationPolicy": propagation}
         if uid is not None:
             options["preconditions"] = {"uid": uid}

@@ -1,7 +1,6 @@
-"""The operator on a leash: ``python -m tests.e2e.leashed_operator run ...`` ends when the process that started it does.
+"""``python -m tests.e2e.leashed_operator run ...``: the operator, which ends when its parent process ends.
 
-For the demo and ``make dev``, which are run by people and may be killed in any way; nothing that they started may then
-go on working on a cluster.
+For the demo and ``make dev``, which people may kill in any way; no operator that they started may then go on.
 """
 
 import os
@@ -13,13 +12,13 @@ from typing import Final
 
 from operator_app.__main__ import main
 
-LOOK_INTERVAL_S: Final = 1.0
+CHECK_INTERVAL_S: Final = 1.0
 
 
 def end_with(parent: int) -> None:
     """Send SIGTERM to this process once it is not a child of ``parent`` any more: only a parent's death does that."""
     while os.getppid() == parent:
-        time.sleep(LOOK_INTERVAL_S)
+        time.sleep(CHECK_INTERVAL_S)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

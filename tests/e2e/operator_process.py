@@ -1,7 +1,7 @@
-"""The operator as its own process and under its own ServiceAccount, the way a cluster runs it.
+"""The operator as a process of its own under its own ServiceAccount, as in a cluster.
 
-Tests start it, stop it with a signal, kill it, and read its log and its metrics. What it does to objects, tests see
-from the API server and never from here.
+Tests start it, stop it with a signal, kill it, and read its log and its metrics. What it does to objects, tests read
+from the API server.
 """
 
 import json
@@ -34,11 +34,11 @@ QUICK: Final = (
 
 
 _replicas: dict[str, "OperatorProcess"] = {}
-"""Who has used a name last. A name that nobody uses any more is used again, so that its Leases are taken at once."""
+"""The latest user of each name. A name whose process has ended is used again, so its Leases are acquired at once."""
 
 
 class OperatorProcess:
-    """One operator process after another, never two at a time. Kill or stop it before leaving it alone.
+    """One operator process after another, never two at a time. Whoever starts it has to stop or kill it.
 
     Two objects whose processes run at the same time are two replicas.
     """
@@ -79,7 +79,7 @@ class OperatorProcess:
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """End it the way a kubelet does and wait. Raises ``AssertionError`` when it does not end well."""
+        """End it the way a kubelet does and wait. Raises ``AssertionError`` when its exit code is not 0."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -93,7 +93,7 @@ class OperatorProcess:
             self._process.wait()
 
     def suspend(self) -> None:
-        """SIGSTOP: it stands still, and its clocks go on."""
+        """SIGSTOP: the process is suspended, and its clocks go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

@@ -1,8 +1,8 @@
-"""An outside registry made of files, so that an operator in another process has one that a test can see into.
+"""An outside registry made of files: an operator in another process writes it, and a test reads it.
 
-It follows the rules of ``operator_app.registration.registry.Registry`` and is installed the way a company would install
-its own: by an entry point that the operator finds on its path. Each record is a file named like its hostname. What is
-written into the file ``fault`` decides how calls fail, and every call is a line of the file ``calls``.
+It implements ``operator_app.registration.registry.Registry`` and is installed as any other one: by an entry point on
+the operator's path. Each record is a file named like its hostname. The content of the file ``fault`` decides how calls
+fail, and every call is a line of the file ``calls``.
 """
 
 import json
@@ -22,13 +22,16 @@ from operator_app.settings import Settings
 
 NAME: Final = "files"
 ENTRY_POINT: Final = f"[operator_app.registries]\n{NAME} = tests.e2e.outside:connect\n"
+FLAGS: Final = (f"--registry={NAME}", "--sweep-interval-s=86400")
+"""Those of an operator that uses this registry, and whose sweeps hide nothing from a test."""
+
 FOLDER_VARIABLE: Final = "OUTSIDE_FOLDER"
 TIMEOUT_S: Final = 3.0
 """A call that hangs fails after this."""
 
 
 class Outside:
-    """The folder, as a test sees it."""
+    """The folder of the registry, for tests to read and to change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +79,7 @@ class Outside:
         return [each for each in self._calls.read_text().splitlines() if about in each]
 
     async def called(self, call: str, hostname: str) -> None:
-        """Note a call, and fail it where calls fail."""
+        """Append a line for a call, and raise the error that ``fail`` has set."""
         with self._calls.open("a") as calls:
             calls.write(f"{call} {hostname}\n")
         match self._fault.read_text() if self._fault.exists() else "":
@@ -101,12 +104,12 @@ class FileRegistry:
         self._operator = operator
 
     async def observe(self, record: Record) -> Comparison:
-        """Compare."""
+        """How the record in its file compares."""
         await self._outside.called("observe", record.hostname or "")
         return self._finding(record)
 
     async def register(self, record: Record) -> Registration:
-        """Write, where it is free or ours."""
+        """Write the record, where its hostname is free or has an older record of the same proxy."""
         hostname = record.hostname or ""
         await self._outside.called("register", hostname)
         match self._finding(record):
@@ -122,7 +125,7 @@ class FileRegistry:
                 return Registration(Outcome.CREATED if finding is Comparison.ABSENT else Outcome.CONFIGURED)
 
     async def deregister(self, uid: str, hostname: str) -> Outcome:
-        """Remove, where it is ours."""
+        """Remove the record, where it is the proxy's."""
         await self._outside.called("deregister", hostname)
         found = self._outside.get(hostname)
         if found is None:
@@ -133,7 +136,7 @@ class FileRegistry:
         return Outcome.DELETED
 
     async def entries(self) -> AsyncIterator[OutsideRecord]:
-        """What says that this operator made it."""
+        """The records with this operator's id."""
         await self._outside.called("entries", "")
         for hostname, found in self._outside.records().items():
             if found.get("operator") == self._operator:

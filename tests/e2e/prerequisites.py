@@ -1,4 +1,4 @@
-"""What a test does on a machine that lacks something it needs."""
+"""Tests on a machine that lacks a prerequisite."""
 
 import os
 from typing import NoReturn
@@ -9,8 +9,8 @@ import pytest
 def lacking(what: str) -> NoReturn:
     """Skip the test and say why; where ``E2E_NOTHING_LACKS`` is set, fail it.
 
-    That is for machines on which everything is known to be given, such as the workflow's: a test that is skipped there
-    is a test that is lost.
+    That is for machines where all prerequisites must be there, such as the workflow's: a test that is skipped there is
+    lost.
     """
     if os.environ.get("E2E_NOTHING_LACKS"):
         pytest.fail(f"E2E_NOTHING_LACKS is set, and this machine lacks what this test needs: {what}", pytrace=False)

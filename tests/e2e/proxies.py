@@ -1,9 +1,10 @@
-"""EnvoyProxies for tests: making them, waiting for them, and looking at everything that belongs to one."""
+"""EnvoyProxies for tests: creating them, waiting for them, and reading everything that belongs to one."""
 
 import contextlib
 import json
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,11 @@ from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
 
 OPERATOR_USER = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 CONVERGE_TIMEOUT_S = 30.0
-AT_REST_S = 2.0
+SETTLED_S = 2.0
 """Longer than it takes counters to settle (1 s in tests)."""
+
+CONTAINER = "/spec/template/spec/containers/0"
+"""The JSON pointer of Envoy's container in a Deployment."""
 
 
 def a_proxy(namespace: str, name: str = "web", **spec: Any) -> Object:
@@ -87,7 +91,7 @@ def wait_ready(admin: Kube, key: Key, timeout_s: float = CONVERGE_TIMEOUT_S) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ProxyObjects:
     """A proxy with everything that belongs to it, as stored at one moment."""
 
     proxy: Object
@@ -112,23 +116,23 @@ def record_key(proxy: Object) -> Key:
     return Key(OPERATOR_NAMESPACE, f"proxy-{proxy['metadata']['uid']}")
 
 
-def family(admin: Kube, key: Key) -> Family:
+def objects_of(admin: Kube, key: Key) -> ProxyObjects:
     """Everything that belongs to a proxy. Raises ``KubeError`` where a part is missing."""
     proxy = admin.get(ENVOY_PROXY, key)
     children = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
-    return Family(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)))
+    return ProxyObjects(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)))
 
 
-def family_at_rest(admin: Kube, key: Key) -> Family:
-    """Everything that belongs to a proxy, once nothing of it has changed for ``AT_REST_S``, whoever wrote."""
+def settled_objects_of(admin: Kube, key: Key) -> ProxyObjects:
+    """Everything that belongs to a proxy, once nothing of it has changed for ``SETTLED_S``, whoever wrote."""
     deadline_mono = time.monotonic() + CONVERGE_TIMEOUT_S
-    seen = family(admin, key)
+    seen = objects_of(admin, key)
     while time.monotonic() < deadline_mono:
-        time.sleep(AT_REST_S)
-        before, seen = seen, family(admin, key)
+        time.sleep(SETTLED_S)
+        before, seen = seen, objects_of(admin, key)
         if seen.versions == before.versions:
             return seen
-    raise TimeoutError(f"{key} did not come to rest within {CONVERGE_TIMEOUT_S} s: {seen.versions}")
+    raise TimeoutError(f"{key} did not settle within {CONVERGE_TIMEOUT_S} s: {seen.versions}")
 
 
 def declared_children(proxy: Object) -> dict[Kind, Object]:
@@ -137,7 +141,7 @@ def declared_children(proxy: Object) -> dict[Kind, Object]:
 
 
 def drift_of(admin: Kube, key: Key) -> dict[Kind, tuple[Difference, ...]]:
-    """The children that do not hold what the proxy declares, each with its differences; empty when all hold."""
+    """The differences of each child from what the proxy declares; empty when there are none."""
     declared = declared_children(admin.get(ENVOY_PROXY, key))
     found = {kind: differences(child, admin.get(kind, key_of(child))) for kind, child in declared.items()}
     return {kind: left for kind, left in found.items() if left}
@@ -165,6 +169,23 @@ def history(admin: Kube, key: Key, since: Object) -> list[Object]:
     return [json.loads(line)["object"] for line in lines]
 
 
+def content_of(obj: Object) -> Object:
+    """What writers have put into an object: all but its status, its versions and field owners.
+
+    The annotations that the Deployment controller writes are left out as well, so that two readings of an object that
+    nobody wrote to are equal. The UID stays: an object that was deleted and created again has another content.
+    """
+    content = {name: value for name, value in obj.items() if name != "status"}
+    volatile = ("resourceVersion", "managedFields", "generation", "annotations")
+    annotations = {
+        name: value
+        for name, value in obj["metadata"].get("annotations", {}).items()
+        if not name.startswith("deployment.kubernetes.io/")
+    }
+    kept = {name: value for name, value in obj["metadata"].items() if name not in volatile}
+    return deepcopy(content | {"metadata": kept | {"annotations": annotations}})
+
+
 def kstatus(obj: Object) -> str:
     """What tools that follow kstatus (sigs.k8s.io/cli-utils, ``pkg/kstatus/status``) make of an object of any kind."""
     if "deletionTimestamp" in obj["metadata"]:
@@ -183,9 +204,9 @@ def version(obj: Object) -> int:
     return int(obj["metadata"]["resourceVersion"])
 
 
-def assert_one_of_everything(admin: Kube, key: Key) -> Family:
-    """The family, after checking that nothing of it exists twice or is left from another life."""
-    found = family(admin, key)
+def assert_one_of_everything(admin: Kube, key: Key) -> ProxyObjects:
+    """The proxy's objects, after checking that none exists twice or is left from a previous incarnation."""
+    found = objects_of(admin, key)
     uid = found.proxy["metadata"]["uid"]
     for kind, child in found.children.items():
         owners = [each["uid"] for each in child["metadata"]["ownerReferences"]]
@@ -217,10 +238,10 @@ def wait_all_gone(admin: Kube, proxy: Object, timeout_s: float = CONVERGE_TIMEOU
 
 
 def leave_nothing(admin: Kube, namespace: str) -> None:
-    """Ask for the end of a namespace, and take away what would hold it up.
+    """Delete a namespace, and remove what would delay its end.
 
-    A proxy keeps its finalizer until an operator comes that can remove its record. The next test's operator may have
-    another registry or other rights, and every namespace that hangs slows down the namespace controller for all tests.
+    A proxy keeps its finalizer until an operator removes its record. The operator of the next test may have another
+    registry or other rights, and every namespace that can't end slows down the namespace controller for all tests.
     """
     with contextlib.suppress(NotThere):
         admin.delete(NAMESPACE, Key("", namespace))

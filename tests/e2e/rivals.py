@@ -1,6 +1,6 @@
-"""Rivals: other writers that want fields of ours, each a thread that answers as fast as it can.
+"""Rivals: other writers that keep changing fields of the operator, each in a thread of its own.
 
-What a rival does, it does until it is stopped, whatever anybody else writes. What comes of it, tests see elsewhere.
+A rival repeats its edits until it is stopped. What the operator does about it, tests see at the API server.
 """
 
 import threading
@@ -12,75 +12,75 @@ from operator_app.api.kinds import Key, Kind, Object
 from tests.e2e.kube import Kube, KubeError, PatchType
 
 PERIOD_S = 0.05
-"""How often a rival looks whether it still has its way."""
+"""How often a rival checks whether its edits are still there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """What a rival wants of an object: ``has`` tells whether it has it, ``patch`` takes it.
+class RivalEdit:
+    """An edit that a rival repeats: ``is_done`` says whether an object still has it, ``patch`` makes it.
 
-    Without a ``patch`` it wants the object gone and deletes it with this ``propagation``.
+    Without a ``patch`` the rival deletes the object, with this ``propagation``.
     """
 
     kind: Kind
     key: Key
-    has: Callable[[Object], bool]
+    is_done: Callable[[Object], bool]
     patch: Object | Sequence[Object] | None
     propagation: str = "Background"
 
 
 class Rival:
-    """Takes one want after the other, by turns, each whenever it was lost; counts how often that was."""
+    """Makes its edits in turn, each one whenever it was undone; ``edits_made`` counts them."""
 
-    def __init__(self, admin: Kube, wants: Sequence[Want], manager: str) -> None:
+    def __init__(self, admin: Kube, edits: Sequence[RivalEdit], manager: str) -> None:
         self._admin = admin
-        self._wants = wants
+        self._edits = edits
         self._manager = manager
-        self._over = threading.Event()
+        self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=manager)
-        self.takings = 0
+        self.edits_made = 0
         self.failure: BaseException | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End and wait; raises what went wrong meanwhile."""
-        self._over.set()
+        """Stop the thread and wait for it; raises the error that ended it, if one did."""
+        self._is_stopping.set()
         self._thread.join()
         if self.failure is not None:
             raise self.failure
 
     def _run(self) -> None:
         try:
-            while not self._over.wait(PERIOD_S):
-                for want in self._wants:
-                    self._take(want)
-        except BaseException as error:  # noqa: BLE001  # told by stop()
+            while not self._is_stopping.wait(PERIOD_S):
+                for edit in self._edits:
+                    self._make(edit)
+        except BaseException as error:  # noqa: BLE001  # raised by stop()
             self.failure = error
 
-    def _take(self, want: Want) -> None:
-        live = self._admin.find(want.kind, want.key)
-        if live is None or want.has(live):
+    def _make(self, edit: RivalEdit) -> None:
+        live = self._admin.find(edit.kind, edit.key)
+        if live is None or edit.is_done(live):
             return
-        patch_type: PatchType = "merge" if isinstance(want.patch, dict) else "json"
+        patch_type: PatchType = "merge" if isinstance(edit.patch, dict) else "json"
         try:
-            if want.patch is None:
-                self._admin.delete(want.kind, want.key, propagation=want.propagation)
+            if edit.patch is None:
+                self._admin.delete(edit.kind, edit.key, propagation=edit.propagation)
             else:
-                self._admin.patch(want.kind, want.key, want.patch, patch_type=patch_type, field_manager=self._manager)
+                self._admin.patch(edit.kind, edit.key, edit.patch, patch_type=patch_type, field_manager=self._manager)
         except KubeError as error:
             if error.code not in {404, 409, 422}:
                 raise
             return
-        self.takings += 1
+        self.edits_made += 1
 
 
 @contextmanager
-def rivalry(admin: Kube, *wants: Want, manager: str = "rival") -> Iterator[Rival]:
+def rival_writing(admin: Kube, *edits: RivalEdit, manager: str = "rival") -> Iterator[Rival]:
     """A rival that is stopped at the end of the block."""
-    rival = Rival(admin, wants, manager)
+    rival = Rival(admin, edits, manager)
     rival.start()
     try:
         yield rival

@@ -1,4 +1,4 @@
-"""What the project ships to a cluster, as files: the CRDs, and the identity under which the operator works."""
+"""The manifests that the project ships: the CRDs, and the operator's identity."""
 
 from pathlib import Path
 from typing import Final

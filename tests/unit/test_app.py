@@ -18,12 +18,6 @@ pytestmark = pytest.mark.anyio
 OWN = "edge-system"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 async def checked(folder: Path, existing: Collection[str], served: tuple[str, ...], *, forbidden: str = "") -> None:
     """The check of the namespaces that are to be served, at a server that answers once all of them were asked for."""
     asked: set[str] = set()

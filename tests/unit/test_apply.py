@@ -47,12 +47,6 @@ OWNER = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 def wanted(text: str = "new", **owner: Any) -> Object:
     """A child that we want; ``owner`` changes its controller reference."""
     return {

@@ -18,6 +18,7 @@ from operator_app.api.kinds import Object
 from operator_app.envoy import bootstrap
 from operator_app.kube.client import Cluster
 from operator_app.settings import ENV_PREFIX, Settings
+from tests.unit.kube.scripted_client import kubeconfig_in
 
 GOOD = """
 apiVersion: edge.operator-app.dev/v1alpha1
@@ -172,13 +173,9 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def kubeconfig(folder: Path, text: str | None = None) -> str:
     """A kubeconfig of a server that does not answer."""
-    path = folder / "kubeconfig"
-    content: Object = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there"}}],
-        "clusters": [{"name": "there", "cluster": {"server": "http://127.0.0.1:9"}}],
-    }
-    path.write_text(yaml.safe_dump(content) if text is None else text)
+    path = kubeconfig_in(folder, {"server": "http://127.0.0.1:9"})
+    if text is not None:
+        path.write_text(text)
     return str(path)
 
 

@@ -19,12 +19,6 @@ IDENTITY = {"name": "checkout", "namespace": "team-a", "uid": "proxy-uid"}
 OTHERS = "example.com/other"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 def proxy_with(*finalizers: str, owned: bool = True, **metadata: Any) -> Object:
     """A proxy with these finalizers, in which our entry is our own apply's, or another's."""
     proxy = proxy_of_team(finalizers=list(finalizers), **metadata)

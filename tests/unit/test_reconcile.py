@@ -62,12 +62,6 @@ NOW = datetime(2026, 7, 2, tzinfo=UTC)
 Known = tuple[Kind, Object]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 class Rounds(Rooms):
     """The rooms, with the reconciler that goes through them."""
 

@@ -360,12 +360,6 @@ def test_verified_is_what_the_stored_status_says_of_this_generation(
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 @pytest.mark.anyio
 async def test_a_first_status_is_written_whole_and_pinned_to_the_version(tmp_path: Path) -> None:
     """Name, namespace, resourceVersion, status: no more; the answer is known at once."""

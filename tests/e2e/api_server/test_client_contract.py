@@ -48,12 +48,6 @@ NO_SUCH_VERSION = "1"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture
 async def cluster(control_plane: ControlPlane) -> AsyncIterator[Cluster]:
     """The doorway, as administrator."""
     async with Cluster.connect(kubeconfig=control_plane.kubeconfig, user_agent="contract-test") as found:

@@ -1,22 +1,20 @@
-"""What the operator declares is spelled as the API server stores it, whatever a tenant writes and however.
+"""What the operator declares is spelled as the API server stores it, whatever spelling a tenant uses.
 
-If it were not, the operator would see a difference for ever, or never see one.
+Otherwise the operator would find a difference in every round, or miss one.
 """
 
-from collections.abc import Iterator
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
 from operator_app.ssa.fields import differences
+from tests.e2e.components import components
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, declared_children, wait_reconciled
-from tests.e2e.rounds import rooms
 
 APP: Final = {"name": "app", "endpoints": [{"host": "app.example.com", "port": 8080}]}
 HTTP: Final = {"name": "http", "port": 80, "routes": [{"backend": "app"}]}
@@ -100,7 +98,7 @@ SPECS: Final[dict[str, dict[str, Any]]] = {
     "request-alone": {"resources": {"requests": {"cpu": "0.250"}}},
     "limit-alone": {"resources": {"limits": {"memory": "1.5Gi"}}},
 }
-"""Specs with a name that a proxy can have."""
+"""Specs by the name of their proxy."""
 
 CPU: Final = (
     *(0, 1, "1", "0.5", ".5", "1000m", "1500m", "0.1", "100m", "1e3", "+2", "2.", "0.001", "1k", "0", "100u", "1n"),
@@ -117,38 +115,31 @@ for number, (cores, size) in enumerate(zip_longest(CPU, MEMORY, fillvalue="1")):
     SPECS[f"amounts-{number}"] = {"resources": {"requests": amounts, "limits": amounts}}
 
 
-@pytest.fixture(scope="module")
-def one_operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """One operator for all tests here."""
-    process = OperatorProcess(operator_kubeconfig, tmp_path_factory.mktemp("canonical") / "operator.log")
-    process.start()
-    yield process
-    process.stop()
-
-
 @pytest.mark.anyio
-async def test_everything_holds_as_declared(
+async def test_everything_is_stored_as_declared(
     admin: Kube, control_plane: ControlPlane, namespace: str, one_operator: OperatorProcess
 ) -> None:
-    """For every spelling: no difference is left behind the first write, and the same apply again changes nothing."""
+    """For every spelling: no difference is left after the first write, and the same apply again changes nothing."""
     for name, spec in SPECS.items():
         admin.create(ENVOY_PROXY, a_proxy(namespace, name, **spec))
     for name in SPECS:
         wait_reconciled(admin, Key(namespace, name))
 
-    async with rooms(control_plane.kubeconfig) as these:
+    async with components(control_plane.kubeconfig) as parts:
         for name in SPECS:
             for kind, declared in declared_children(admin.get(ENVOY_PROXY, Key(namespace, name))).items():
                 live = admin.get(kind, key_of(declared))
                 assert differences(declared, live) == (), name
-                again = (await these.cluster.apply(kind, declared, force=True)).object
-                assert without_reports(again) == without_reports(live), name
+                again = (await parts.cluster.apply(kind, declared, force=True)).object
+                assert without_status(again) == without_status(live), name
     assert one_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
     assert not any(line.get("event") == "noncanonical" for line in one_operator.log()), one_operator.log_text()
 
 
-def test_every_change_of_shape_holds_too(admin: Kube, namespace: str, one_operator: OperatorProcess) -> None:
-    """One proxy that becomes each of the shapes in turn: whatever the last shape had and this one has not is gone."""
+def test_every_change_of_the_spec_is_stored_as_declared(
+    admin: Kube, namespace: str, one_operator: OperatorProcess
+) -> None:
+    """One proxy gets each of the specs in turn: what the spec before had and this one has not is removed."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
@@ -174,8 +165,8 @@ def test_every_change_of_shape_holds_too(admin: Kube, namespace: str, one_operat
     assert one_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
 
 
-def without_reports(obj: Object) -> Object:
-    """The object without what controllers report on a Deployment; of other kinds the version has to be the same."""
+def without_status(obj: Object) -> Object:
+    """A Deployment without what its controller writes; other kinds completely, their version included."""
     if obj["kind"] != DEPLOYMENT.kind:
         return obj
     metadata = {

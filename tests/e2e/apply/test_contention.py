@@ -1,4 +1,4 @@
-"""Other writers of the same objects: who wants other fields keeps them, who wants ours is met without a war."""
+"""Other writers of the same objects: their own fields stay theirs, and edits of ours are undone ever more slowly."""
 
 import threading
 import time
@@ -27,6 +27,7 @@ from tests.e2e.controlplane.audit import Mark
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
+    CONTAINER,
     OPERATOR_USER,
     a_proxy,
     condition,
@@ -36,7 +37,7 @@ from tests.e2e.proxies import (
     record_key,
     wait_reconciled,
 )
-from tests.e2e.rivals import Want, rivalry
+from tests.e2e.rivals import RivalEdit, rival_writing
 
 THRESHOLD: Final = 3
 WINDOW_S: Final = 4.0
@@ -49,30 +50,22 @@ BREAKER: Final = (
     f"--contention-cap-s={CAP_S:g}",
 )
 PATIENT: Final = (*BREAKER[:1], "--contention-window-s=30", "--contention-base-s=30", "--contention-cap-s=30")
-"""Flags of an operator that, once it waits, waits for longer than a test needs to look."""
+"""Flags of an operator that, once it waits, waits for longer than a test takes."""
 
 AT_ONCE_S: Final = 2.0
-"""A round on a busy machine, and far below ``PATIENT``'s pause."""
-
-CONTAINER: Final = "/spec/template/spec/containers/0"
-
-
-@pytest.fixture
-def key(namespace: str) -> Key:
-    """The proxy's address."""
-    return Key(namespace, "web")
+"""Enough for a round on a busy machine, and far below the pause of ``PATIENT``."""
 
 
 def converged(admin: Kube, key: Key, **spec: Any) -> Object:
-    """A proxy at rest."""
+    """A proxy that is reconciled."""
     admin.create(ENVOY_PROXY, a_proxy(key.namespace, key.name, **spec))
     return wait_reconciled(admin, key)
 
 
-def selector_want(key: Key) -> Want:
-    """A rival's wish for the Service's selector."""
+def selector_edit(key: Key) -> RivalEdit:
+    """A rival's edit of the Service's selector."""
     selector = {"app": "rival"}
-    return Want(
+    return RivalEdit(
         SERVICE,
         child_key(key),
         lambda live: bool(live["spec"]["selector"] == selector),
@@ -80,9 +73,9 @@ def selector_want(key: Key) -> Want:
     )
 
 
-def label_want(key: Key, kind: Kind, value: str | None = "rival") -> Want:
-    """A rival's wish for the label that says who manages the object; ``None`` wants it gone."""
-    return Want(
+def label_edit(key: Key, kind: Kind, value: str | None = "rival") -> RivalEdit:
+    """A rival's edit of the label that names the manager of the object; ``None`` removes it."""
+    return RivalEdit(
         kind,
         child_key(key),
         lambda live: bool(live["metadata"]["labels"].get(LABEL_MANAGED_BY) == value),
@@ -90,9 +83,9 @@ def label_want(key: Key, kind: Kind, value: str | None = "rival") -> Want:
     )
 
 
-def data_want(key: Key) -> Want:
-    """A rival's wish for Envoy's configuration."""
-    return Want(
+def data_edit(key: Key) -> RivalEdit:
+    """A rival's edit of Envoy's configuration."""
+    return RivalEdit(
         CONFIG_MAP, child_key(key), lambda live: bool(live["data"][CONFIG_FILE] == "{}"), {"data": {CONFIG_FILE: "{}"}}
     )
 
@@ -108,19 +101,19 @@ def writes_to(audit: AuditLog, kind: Kind, key: Key, since: Mark) -> list[AuditE
 
 
 def wait_contended(admin: Kube, key: Key) -> Object:
-    """The proxy once the operator holds back."""
+    """The proxy once its status says that a field is contended."""
     return admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "Contended"))
 
 
 def assert_slowed_down(writes: list[AuditEntry]) -> None:
-    """After the first repairs, each waits for twice as long as the one before, up to the cap."""
+    """After the first repairs, each one waits twice as long as the one before, up to the cap."""
     gaps_s = [(after.received_at - before.received_at).total_seconds() for before, after in pairwise(writes)]
     for beyond, gap_s in enumerate(gaps_s[THRESHOLD - 1 :]):
         assert gap_s >= min(CAP_S, BASE_S * 2**beyond) - 0.1, gaps_s
 
 
 def assert_at_once(act: Callable[[], object], probe: Callable[[], object], what: str) -> None:
-    """What is done has its effect at once."""
+    """The effect of ``act`` is there within ``AT_ONCE_S``."""
     act()
     begun_mono = time.monotonic()
     wait_until(probe, AT_ONCE_S, what)
@@ -128,7 +121,7 @@ def assert_at_once(act: Callable[[], object], probe: Callable[[], object], what:
 
 
 def test_writers_of_other_fields_keep_theirs(admin: Kube, key: Key, operator: OperatorProcess) -> None:
-    """Four writers of labels, annotations, data and the spec at the same time: each ends with what it wrote last."""
+    """Four writers of labels, annotations, data and the spec at the same time: each keeps what it wrote last."""
     operator.start()
     converged(admin, key)
     count = 25
@@ -172,38 +165,38 @@ def test_writers_of_other_fields_keep_theirs(admin: Kube, key: Key, operator: Op
 
 
 @pytest.mark.parametrize("how", ["replaced", "removed", "by turns"])
-def test_a_rival_is_met_ever_more_slowly_and_the_peace_is_noticed(
+def test_repairs_against_a_rival_slow_down_and_its_end_is_noticed(
     admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess, how: str
 ) -> None:
-    """Whoever keeps replacing or removing fields of ours gets a few quick answers, then rare ones, and a condition."""
+    """Fields that a rival keeps changing are repaired at once a few times, then ever more rarely, with a condition."""
     operator.start(*BREAKER)
     converged(admin, key)
     child = child_key(key)
-    wants = {
-        "replaced": [selector_want(key)],
-        "removed": [label_want(key, SERVICE, None)],
-        "by turns": [selector_want(key), label_want(key, SERVICE)],
+    edits = {
+        "replaced": [selector_edit(key)],
+        "removed": [label_edit(key, SERVICE, None)],
+        "by turns": [selector_edit(key), label_edit(key, SERVICE)],
     }[how]
     mark = audit.mark()
-    with rivalry(admin, *wants) as rival:
+    with rival_writing(admin, *edits) as rival:
         seen = wait_contended(admin, key)
         time.sleep(6)
     writes = writes_to(audit, SERVICE, child, mark)
-    told = condition(seen, "Contended")
-    wait_until(lambda: not drift_of(admin, key), 2 * CAP_S, "the repair after the rival has left")
-    healed = admin.wait_until(ENVOY_PROXY, key, lambda live: not condition(live, "Contended"), 4 * CAP_S)
+    contended = condition(seen, "Contended")
+    wait_until(lambda: not drift_of(admin, key), 2 * CAP_S, "the repair after the rival has stopped")
+    repaired = admin.wait_until(ENVOY_PROXY, key, lambda live: not condition(live, "Contended"), 4 * CAP_S)
 
-    assert rival.takings >= THRESHOLD
-    # Pauses of 0.5, 1, 2 and 4 s outlast the fight, for each field that is fought over.
-    assert len(writes) <= (THRESHOLD + 4) * len(wants)
+    assert rival.edits_made >= THRESHOLD
+    # Pauses of 0.5, 1, 2 and 4 s outlast the rival, for each contended field.
+    assert len(writes) <= (THRESHOLD + 4) * len(edits)
     if how != "by turns":
         assert_slowed_down(writes)
     field = ".metadata.labels.app.kubernetes.io/managed-by" if how == "removed" else ".spec.selector"
-    assert field in told["message"] or how == "by turns"
-    assert ("another writer" if how == "removed" else "rival") in told["message"]
-    assert told["message"].split(" of the ")[0] in condition(seen, "Reconciled")["message"]
-    assert holds("Reconciled")(healed)
-    assert condition(healed, "Stalled") == {}
+    assert field in contended["message"] or how == "by turns"
+    assert ("another writer" if how == "removed" else "rival") in contended["message"]
+    assert contended["message"].split(" of the ")[0] in condition(seen, "Reconciled")["message"]
+    assert holds("Reconciled")(repaired)
+    assert condition(repaired, "Stalled") == {}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +204,7 @@ def test_a_rival_is_met_ever_more_slowly_and_the_peace_is_noticed(
     [(CONFIG_MAP, "Background", False), (CONFIG_MAP, "Foreground", False), (SERVICE, "Background", True)],
     ids=["at once", "in the foreground", "while another child is refused"],
 )
-def test_a_rival_that_deletes_a_whole_child_is_met_ever_more_slowly_too(
+def test_repairs_against_a_rival_that_deletes_a_child_slow_down_too(
     admin: Kube,
     audit: AuditLog,
     key: Key,
@@ -221,7 +214,7 @@ def test_a_rival_that_deletes_a_whole_child_is_met_ever_more_slowly_too(
     propagation: str,
     is_stalled: bool,
 ) -> None:
-    """A few quick answers, then rare ones and a condition; the other children stay, and peace brings the child back."""
+    """The child is created at once a few times, then rarely, with a condition; in the end it stays, like the others."""
     operator.start(*BREAKER)
     converged(admin, key)
     child = child_key(key)
@@ -230,7 +223,9 @@ def test_a_rival_that_deletes_a_whole_child_is_met_ever_more_slowly_too(
         admin.wait_until(ENVOY_PROXY, key, holds("Stalled"))
     others = {each: admin.get(each, child)["metadata"]["uid"] for each in CHILD_KINDS if each != kind}
     mark = audit.mark()
-    with rivalry(admin, Want(kind, child, lambda live: "deletionTimestamp" in live["metadata"], None, propagation)):
+    with rival_writing(
+        admin, RivalEdit(kind, child, lambda live: "deletionTimestamp" in live["metadata"], None, propagation)
+    ):
         seen = admin.wait_until(ENVOY_PROXY, key, lambda live: condition(live, "Contended"), 20)
         time.sleep(6)
     writes = writes_to(audit, kind, child, mark)
@@ -249,7 +244,7 @@ def test_a_rival_that_deletes_a_whole_child_is_met_ever_more_slowly_too(
     assert {each: admin.get(each, child)["metadata"]["uid"] for each in others} == others
 
 
-def test_a_declaration_is_carried_out_at_once_in_the_middle_of_a_fight(
+def test_an_edit_of_the_spec_is_applied_at_once_during_contention(
     admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess
 ) -> None:
     """While a field's repairs wait, an edit of the spec is applied: of other fields, of this one, and of the record."""
@@ -257,8 +252,8 @@ def test_a_declaration_is_carried_out_at_once_in_the_middle_of_a_fight(
     converged(admin, key)
     child = child_key(key)
     port = {"op": "replace", "path": "/spec/ports/0/targetPort", "value": 9999}
-    want = Want(SERVICE, child, lambda live: bool(live["spec"]["ports"][0]["targetPort"] == 9999), [port])
-    with rivalry(admin, want, data_want(key)):
+    edit = RivalEdit(SERVICE, child, lambda live: bool(live["spec"]["ports"][0]["targetPort"] == 9999), [port])
+    with rival_writing(admin, edit, data_edit(key)):
         wait_contended(admin, key)
         assert_at_once(
             lambda: admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 3}}),
@@ -287,23 +282,23 @@ def test_a_declaration_is_carried_out_at_once_in_the_middle_of_a_fight(
         admin.wait_until(ENVOY_PROXY, key, lambda live: live["status"]["observedGeneration"] == 4)
 
 
-def test_a_fight_over_one_child_holds_up_no_other(admin: Kube, key: Key, operator: OperatorProcess) -> None:
-    """While the ConfigMap is contended, drift of its other fields, of the other children and of the record heals."""
+def test_contention_over_one_child_delays_no_other(admin: Kube, key: Key, operator: OperatorProcess) -> None:
+    """While the ConfigMap is contended, drift of its other fields, of other children and of the record is repaired."""
     operator.start(*PATIENT)
     proxy = converged(admin, key)
     child = child_key(key)
-    with rivalry(admin, data_want(key)):
+    with rival_writing(admin, data_edit(key)):
         wait_contended(admin, key)
 
-        def is_healed(kind: Kind) -> Callable[[], bool]:
+        def is_repaired(kind: Kind) -> Callable[[], bool]:
             return lambda: kind not in drift_of(admin, key)
 
         image = [{"op": "replace", "path": f"{CONTAINER}/image", "value": "other"}]
         assert_at_once(
-            lambda: admin.patch(DEPLOYMENT, child, image, patch_type="json"), is_healed(DEPLOYMENT), "the Deployment"
+            lambda: admin.patch(DEPLOYMENT, child, image, patch_type="json"), is_repaired(DEPLOYMENT), "the Deployment"
         )
         assert_at_once(
-            lambda: admin.patch(SERVICE, child, {"spec": {"type": "NodePort"}}), is_healed(SERVICE), "the Service"
+            lambda: admin.patch(SERVICE, child, {"spec": {"type": "NodePort"}}), is_repaired(SERVICE), "the Service"
         )
         assert_at_once(
             lambda: admin.delete(SERVICE, child),
@@ -323,44 +318,44 @@ def test_a_fight_over_one_child_holds_up_no_other(admin: Kube, key: Key, operato
         assert holds("Registered")(admin.get(ENVOY_PROXY, key))
 
 
-def test_a_fight_over_the_record_ends_by_itself_too(
+def test_contention_over_the_record_ends_by_itself_too(
     admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess
 ) -> None:
-    """Whoever keeps changing the record is met ever more slowly; when the rival has left, the record comes back."""
+    """A record that a rival keeps changing is repaired ever more slowly, and once more when the rival has stopped."""
     operator.start(*BREAKER)
     proxy = converged(admin, key)
     record = record_key(proxy)
-    want = Want(
+    edit = RivalEdit(
         PROXY_REGISTRATION,
         record,
         lambda live: bool(live["spec"]["address"] == "rival"),
         {"spec": {"address": "rival"}},
     )
     mark = audit.mark()
-    with rivalry(admin, want):
-        told = admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "Contended"))
+    with rival_writing(admin, edit):
+        contended = admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "Contended"))
         time.sleep(4)
     writes = writes_to(audit, PROXY_REGISTRATION, record, mark)
     admin.wait_until(PROXY_REGISTRATION, record, lambda live: live["spec"]["address"] != "rival", 2 * CAP_S)
     admin.wait_until(ENVOY_PROXY, key, holds("Registered"))
 
-    assert "rival keeps taking .spec.address" in condition(told, "Registered")["message"]
+    assert "rival keeps taking .spec.address" in condition(contended, "Registered")["message"]
     assert_slowed_down(writes)
 
 
-@pytest.mark.parametrize("meddled", [False, True], ids=["data kept", "data changed"])
+@pytest.mark.parametrize("is_changed", [False, True], ids=["data kept", "data changed"])
 def test_an_immutable_child_stalls_alone(
-    admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess, *, meddled: bool
+    admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess, *, is_changed: bool
 ) -> None:
-    """A ConfigMap that a stranger made immutable: Stalled names the field, the rest heals, and a deletion helps."""
+    """A ConfigMap that a rival made immutable: Stalled names the field, all else is repaired, and a deletion helps."""
     operator.start()
     converged(admin, key)
     child = child_key(key)
     mark = audit.mark()
-    admin.patch(CONFIG_MAP, child, {"immutable": True} | ({"data": {CONFIG_FILE: "{}"}} if meddled else {}))
-    if not meddled:
+    admin.patch(CONFIG_MAP, child, {"immutable": True} | ({"data": {CONFIG_FILE: "{}"}} if is_changed else {}))
+    if not is_changed:
         time.sleep(1)
-        assert writes_to(audit, CONFIG_MAP, child, mark) == [], "as long as it holds what we declare, nothing is wrong"
+        assert writes_to(audit, CONFIG_MAP, child, mark) == [], "as long as it is as declared, nothing is wrong"
         routes = [{"match": {"pathPrefix": "/new"}, "backend": "app"}]
         admin.patch(ENVOY_PROXY, key, {"spec": {"listeners": [{"name": "http", "port": 80, "routes": routes}]}})
     stalled = admin.wait_until(ENVOY_PROXY, key, holds("Stalled"))
@@ -390,8 +385,8 @@ def test_an_immutable_child_stalls_alone(
     assert "immutable" not in fresh
 
 
-def test_coming_and_going_of_a_declaration_is_no_fight(admin: Kube, key: Key, operator: OperatorProcess) -> None:
-    """A user who sets and unsets the same field again and again is served at once each time."""
+def test_setting_and_unsetting_a_field_is_no_contention(admin: Kube, key: Key, operator: OperatorProcess) -> None:
+    """Each edit of a user who sets and unsets the same field again and again is applied at once."""
     operator.start(*PATIENT)
     converged(admin, key)
     child = child_key(key)

@@ -1,10 +1,9 @@
-"""Broken children are repaired in place, by one write each, around what is somebody else's."""
+"""Drift of children is repaired in place, by one write each, and fields of other writers stay."""
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -29,38 +28,27 @@ from tests.e2e.controlplane import AuditLog
 from tests.e2e.kube import Kube, PatchType, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
+    CONTAINER,
     a_proxy,
     assert_one_of_everything,
+    content_of,
     drift_of,
-    family,
+    objects_of,
     record_key,
     wait_reconciled,
     writes_to_children,
 )
 
-REST_S: Final = 0.5
+WAIT_S: Final = 0.5
 """Long enough for a second write to follow the first, if there were one."""
 
 FOREIGN_LABEL: Final = "team"
 FOREIGN_ANNOTATION: Final = "example.com/note"
 FOREIGN_DATA: Final = "notes.txt"
-CONTAINER: Final = "/spec/template/spec/containers/0"
-
-
-@pytest.fixture(scope="module")
-def one_operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """One operator for all tests here, in which no round crashed and no write was avoidable."""
-    process = OperatorProcess(operator_kubeconfig, tmp_path_factory.mktemp("drift") / "operator.log")
-    process.start()
-    yield process
-    avoidable = process.metric("operator_app_writes_total", outcome="unchanged")
-    process.stop()
-    assert avoidable == 0, process.log_text()
-    assert not any(line.get("event") in {"round_crashed", "noncanonical"} for line in process.log())
 
 
 @pytest.fixture
-def key(admin: Kube, namespace: str, one_operator: OperatorProcess) -> Key:  # noqa: ARG001  # it works in the background
+def key(admin: Kube, namespace: str, one_operator: OperatorProcess) -> Key:  # noqa: ARG001  # it has to run
     """A converged proxy whose children carry foreign labels, annotations and data."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
@@ -76,15 +64,15 @@ def json_patch(op: str, path: str, value: object = None) -> list[Object]:
     return [{"op": op, "path": path} | ({} if op == "remove" else {"value": value})]
 
 
-PAST_AN_OBSTACLE: Final = 3
-"""The apply is refused; the obstacle is removed, the apply repeated, and the ownership left over is given up."""
-PAST_A_SHADOW: Final = 2
+AFTER_CONFLICT: Final = 3
+"""The apply is refused; the foreign field is removed, the apply repeated, and the stale manager removed."""
+WITH_STALE_MANAGER: Final = 2
 """The apply, after which the API server gives our fields a second owner, which is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What somebody does to a child, and how many writes it takes to repair it."""
+    """An edit of a child by another writer, and how many writes its repair takes."""
 
     name: str
     kind: Kind
@@ -96,7 +84,7 @@ class Drift:
 
 
 def edited(admin: Kube, drift: Drift, child: Key) -> Object:
-    """The child right after somebody's edit."""
+    """The child right after the edit."""
     patch_type: PatchType = "merge" if isinstance(drift.patch, dict) else "json"
     return admin.patch(drift.kind, child, drift.patch, patch_type=patch_type, field_manager="editor")
 
@@ -111,8 +99,8 @@ DRIFTS: Final = (
     Drift("selector extended", SERVICE, json_patch("add", "/spec/selector/more", "yes")),
     Drift("target port", SERVICE, json_patch("replace", "/spec/ports/0/targetPort", 9999)),
     Drift("port name", SERVICE, json_patch("replace", "/spec/ports/0/name", "renamed")),
-    Drift("port", SERVICE, json_patch("replace", "/spec/ports/0/port", 81), PAST_AN_OBSTACLE),
-    Drift("protocol", SERVICE, json_patch("replace", "/spec/ports/0/protocol", "UDP"), PAST_AN_OBSTACLE),
+    Drift("port", SERVICE, json_patch("replace", "/spec/ports/0/port", 81), AFTER_CONFLICT),
+    Drift("protocol", SERVICE, json_patch("replace", "/spec/ports/0/protocol", "UDP"), AFTER_CONFLICT),
     Drift("type", SERVICE, {"spec": {"type": "NodePort"}}),
     Drift("args", DEPLOYMENT, json_patch("replace", f"{CONTAINER}/args", ["--mode", "validate"])),
     Drift("argument appended", DEPLOYMENT, json_patch("add", f"{CONTAINER}/args/-", "--log-level=trace")),
@@ -123,26 +111,26 @@ DRIFTS: Final = (
         "environment",
         DEPLOYMENT,
         json_patch("replace", f"{CONTAINER}/env/0", {"name": "POD_NAME", "value": "me"}),
-        PAST_AN_OBSTACLE,
+        AFTER_CONFLICT,
     ),
     Drift(
         "probe replaced",
         DEPLOYMENT,
         json_patch("replace", f"{CONTAINER}/readinessProbe", {"exec": {"command": ["true"]}}),
-        PAST_AN_OBSTACLE,
+        AFTER_CONFLICT,
     ),
     Drift(
         "volume replaced",
         DEPLOYMENT,
         json_patch("replace", "/spec/template/spec/volumes/0", {"name": "config", "emptyDir": {}}),
-        PAST_AN_OBSTACLE,
+        AFTER_CONFLICT,
     ),
     Drift("volume", DEPLOYMENT, json_patch("replace", "/spec/template/spec/volumes/0/configMap/name", "other")),
     Drift(
         "readiness port",
         DEPLOYMENT,
         json_patch("replace", f"{CONTAINER}/ports/1/containerPort", 19002),
-        PAST_AN_OBSTACLE,
+        AFTER_CONFLICT,
     ),
     Drift(
         "template label removed",
@@ -164,41 +152,29 @@ DRIFTS: Final = (
     *(Drift("owner label", kind, {"metadata": {"labels": {LABEL_OWNER_UID: "nobody"}}}) for kind in CHILD_KINDS),
     *(Drift("managed-by removed", kind, {"metadata": {"labels": {LABEL_MANAGED_BY: None}}}) for kind in CHILD_KINDS),
     *(
-        Drift("field ownership wiped", kind, {"metadata": {"managedFields": [{}]}}, PAST_A_SHADOW)
+        Drift("field ownership wiped", kind, {"metadata": {"managedFields": [{}]}}, WITH_STALE_MANAGER)
         for kind in CHILD_KINDS
     ),
 )
 
 
-def substance(child: Object) -> Object:
-    """All of a child that writers put there: no status, no versions, and no bookkeeping of controllers."""
-    metadata = child["metadata"]
-    annotations = {
-        name: value
-        for name, value in metadata["annotations"].items()
-        if not name.startswith("deployment.kubernetes.io")
-    }
-    kept = {name: metadata[name] for name in ("name", "uid", "labels", "ownerReferences")}
-    return {name: child.get(name) for name in ("spec", "data")} | {"metadata": kept | {"annotations": annotations}}
-
-
 @pytest.mark.parametrize("drift", DRIFTS, ids=str)
 def test_drift_is_repaired_in_place_by_one_write(admin: Kube, audit: AuditLog, key: Key, drift: Drift) -> None:
-    """Whatever somebody changes of what is ours comes back in one write; all the rest stays, and so do the UIDs.
+    """Every declared field that another writer changes is repaired by one write; all else stays, the UIDs included.
 
-    More than one write is needed only where the API server refuses what is declared beside what was put there, or where
-    it gave our fields a second owner, because somebody wiped the list of owners.
+    More than one write is needed only where the API server refuses the declared fields beside the foreign ones, or has
+    given our fields a second owner, because the list of field owners was wiped.
     """
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
 
     broken = edited(admin, drift, child_key(key))
     wait_until(lambda: not drift_of(admin, key), what=f"the repair of {drift}")
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
-    after = family(admin, key)
+    after = objects_of(admin, key)
     for kind, child in after.children.items():
-        assert substance(child) == substance(before.children[kind])
+        assert content_of(child) == content_of(before.children[kind])
     writes = writes_to_children(audit, key, mark)
     assert {each.resource for each in writes} == {drift.kind.plural}
     # A write is pinned to a version, so a controller's report on a Deployment makes it start again.
@@ -216,7 +192,7 @@ def test_drift_is_repaired_in_place_by_one_write(admin: Kube, audit: AuditLog, k
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
 def test_a_field_taken_by_a_forced_apply_is_taken_back(admin: Kube, audit: AuditLog, key: Key, kind: Kind) -> None:
     """Another applier that forces its value on one of our fields loses it again, and keeps its other fields."""
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
     taken: dict[Kind, Object] = {
         CONFIG_MAP: {"data": {bootstrap.CONFIG_FILE: "{}"}},
@@ -229,17 +205,17 @@ def test_a_field_taken_by_a_forced_apply_is_taken_back(admin: Kube, audit: Audit
 
     admin.apply(kind, theirs, field_manager="rival", force=True)
     wait_until(lambda: not drift_of(admin, key), what="the field to be ours again")
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     after = admin.get(kind, child)
     assert after["metadata"]["labels"].pop("applied-by") == "rival"
-    assert substance(after) == substance(before.children[kind])
+    assert content_of(after) == content_of(before.children[kind])
     done = [each for each in writes_to_children(audit, key, mark) if each.code != 409]
     assert [(each.resource, each.code) for each in done] == [(kind.plural, 200)]
 
 
 def test_what_others_add_stays_without_a_write(admin: Kube, audit: AuditLog, key: Key) -> None:
-    """A foreign port, sidecar, annotation of the Pod template and data key are none of our business."""
+    """A foreign port, sidecar, annotation of the Pod template and data key are not written."""
     mark = audit.mark()
     child = child_key(key)
 
@@ -249,15 +225,15 @@ def test_what_others_add_stays_without_a_write(admin: Kube, audit: AuditLog, key
     restarted = {"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}}}
     admin.patch(DEPLOYMENT, child, restarted)
     added = admin.patch(CONFIG_MAP, child, {"data": {"more.txt": "more"}})
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     assert writes_to_children(audit, key, mark) == []
-    # A repair of the same objects leaves the additions alone, too.
+    # A repair of the same objects leaves the additions as they are as well.
     admin.patch(SERVICE, child, {"spec": {"selector": {"app": "other"}}})
     admin.patch(DEPLOYMENT, child, {"spec": {"replicas": 5}})
     admin.patch(CONFIG_MAP, child, {"data": {bootstrap.CONFIG_FILE: None}})
     wait_until(lambda: not drift_of(admin, key), what="the repair")
-    after = family(admin, key).children
+    after = objects_of(admin, key).children
     assert [each["name"] for each in after[SERVICE]["spec"]["ports"]] == ["http", "extra"]
     template = after[DEPLOYMENT]["spec"]["template"]
     assert [each["name"] for each in template["spec"]["containers"]] == ["envoy", "sidecar"]
@@ -265,16 +241,16 @@ def test_what_others_add_stays_without_a_write(admin: Kube, audit: AuditLog, key
     assert after[CONFIG_MAP]["data"] == added["data"]
 
 
-@pytest.mark.parametrize("trouble", ["ports moved", "field ownership wiped"])
-def test_what_was_repaired_can_still_be_given_up(admin: Kube, key: Key, trouble: str) -> None:
-    """After the awkward repairs our fields are ours alone: what the next edit declares no longer is gone."""
+@pytest.mark.parametrize("what", ["ports moved", "field ownership wiped"])
+def test_repaired_fields_can_still_be_removed(admin: Kube, key: Key, what: str) -> None:
+    """After repairs of several writes our fields have one owner: what the next edit declares no longer is removed."""
     listeners = [
         {"name": name, "port": port, "routes": [{"backend": "app"}]} for name, port in (("http", 80), ("more", 8080))
     ]
     spec = {"listeners": listeners, "service": {"annotations": {"example.com/ours": "yes"}}}
     admin.patch(ENVOY_PROXY, key, {"spec": spec | {"resources": {"requests": {"cpu": "1"}}}})
     wait_reconciled(admin, key)
-    if trouble == "ports moved":
+    if what == "ports moved":
         for index in range(2):
             moved = json_patch("replace", f"/spec/ports/{index}/port", 7000 + index)
             admin.patch(SERVICE, child_key(key), moved, patch_type="json")
@@ -286,7 +262,7 @@ def test_what_was_repaired_can_still_be_given_up(admin: Kube, key: Key, trouble:
     fewer = {"listeners": listeners[:1], "service": {"annotations": None}, "resources": None}
     admin.patch(ENVOY_PROXY, key, {"spec": fewer})
     wait_reconciled(admin, key)
-    after = family(admin, key).children
+    after = objects_of(admin, key).children
     assert [(each["name"], each["port"]) for each in after[SERVICE]["spec"]["ports"]] == [("http", 80)]
     assert set(after[SERVICE]["metadata"]["annotations"]) == {FOREIGN_ANNOTATION}
     container = after[DEPLOYMENT]["spec"]["template"]["spec"]["containers"][0]
@@ -294,11 +270,11 @@ def test_what_was_repaired_can_still_be_given_up(admin: Kube, key: Key, trouble:
     assert len(container["ports"]) == 2, "the listener's and the probe's"
 
 
-def test_a_crash_between_the_writes_of_a_repair_is_made_good(admin: Kube, audit: AuditLog, key: Key) -> None:
-    """What a repair that needs several writes leaves behind when it is cut is nothing that the next round can't see."""
-    before = family(admin, key)
+def test_a_repair_cut_by_a_crash_is_completed(admin: Kube, audit: AuditLog, key: Key) -> None:
+    """What a crash between the writes of a repair leaves is found and removed by the next round."""
+    before = objects_of(admin, key)
     mark = audit.mark()
-    # As it stands when the operator dies before the last write: its fields have a second owner, and all of them hold.
+    # The state after a crash before the last write: the fields are as declared and have a second owner.
     second = {"spec": {"selector": before.children[SERVICE]["spec"]["selector"] | {"x": "y"}}}
     admin.patch(SERVICE, child_key(key), second, field_manager="operator-app")
     wait_until(lambda: not drift_of(admin, key), what="the repair")
@@ -312,15 +288,15 @@ def test_a_crash_between_the_writes_of_a_repair_is_made_good(admin: Kube, audit:
     live = admin.get(SERVICE, child_key(key))
     admin.patch(SERVICE, child_key(key), {"metadata": {"managedFields": [*live["metadata"]["managedFields"], entry]}})
     admin.wait_until(SERVICE, child_key(key), lambda live: not has_stale_managers(live))
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
-    assert substance(admin.get(SERVICE, child_key(key))) == substance(before.children[SERVICE])
+    assert content_of(admin.get(SERVICE, child_key(key))) == content_of(before.children[SERVICE])
     assert [each.code for each in writes_to_children(audit, key, mark)] == [200, 200]
 
 
 def test_everything_broken_at_once_takes_one_write_for_each_child(admin: Kube, audit: AuditLog, key: Key) -> None:
-    """Several changes of all children, by several people, are repaired by three writes."""
-    before = family(admin, key)
+    """Several changes of all children, by several writers, are repaired by three writes."""
+    before = objects_of(admin, key)
     mark = audit.mark()
     child = child_key(key)
 
@@ -330,28 +306,28 @@ def test_everything_broken_at_once_takes_one_write_for_each_child(admin: Kube, a
     wait_until(lambda: not drift_of(admin, key), what="the repair of the Deployment")
     admin.patch(SERVICE, child, {"spec": {"selector": {"a": "b"}, "type": "NodePort"}}, field_manager="three")
     wait_until(lambda: not drift_of(admin, key), what="the repair of the Service")
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
-    after = family(admin, key)
+    after = objects_of(admin, key)
     assert after.uids == before.uids
     assert after.children[DEPLOYMENT]["spec"].pop("minReadySeconds") == 1
-    assert [substance(each) for each in after.children.values()] == [
-        substance(each) for each in before.children.values()
+    assert [content_of(each) for each in after.children.values()] == [
+        content_of(each) for each in before.children.values()
     ]
     done = [each.resource for each in writes_to_children(audit, key, mark) if each.code != 409]
     assert done == [kind.plural for kind in CHILD_KINDS]
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-def test_a_deleted_child_comes_back(admin: Kube, audit: AuditLog, key: Key, kind: Kind) -> None:
-    """A child that somebody deletes is made anew, as a new object; the others are left as they are."""
-    before = family(admin, key)
+def test_a_deleted_child_is_created_again(admin: Kube, audit: AuditLog, key: Key, kind: Kind) -> None:
+    """A deleted child is created again, as a new object; the others stay as they are."""
+    before = objects_of(admin, key)
     mark = audit.mark()
 
     admin.delete(kind, child_key(key))
     admin.wait_until(kind, child_key(key), lambda live: live["metadata"]["uid"] != before.uids[kind.kind])
     wait_reconciled(admin, key)
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     after = assert_one_of_everything(admin, key)
     assert {name for name, uid in after.uids.items() if uid != before.uids[name]} == {kind.kind}
@@ -360,8 +336,8 @@ def test_a_deleted_child_comes_back(admin: Kube, audit: AuditLog, key: Key, kind
 
 
 def test_a_broken_record_is_repaired(admin: Kube, key: Key) -> None:
-    """The record outside the tenant's namespace heals like a child: an edit is undone, a deletion too."""
-    before = family(admin, key)
+    """The record outside the tenant's namespace is repaired like a child: after an edit, and after a deletion."""
+    before = objects_of(admin, key)
     record = record_key(before.proxy)
 
     admin.patch(PROXY_REGISTRATION, record, {"spec": {"address": "elsewhere.example.com"}})

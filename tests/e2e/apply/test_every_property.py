@@ -1,4 +1,4 @@
-"""Every property of the API, walked: each value converges, is idempotent and valid, and the way back leads home."""
+"""Every property of the API: each value converges, is idempotent and valid, and changing it back restores all."""
 
 import subprocess
 import time
@@ -18,10 +18,11 @@ from tests.e2e.node.container import ENVOY
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
     CONVERGE_TIMEOUT_S,
-    Family,
+    ProxyObjects,
+    content_of,
     declared_children,
-    family,
     holds,
+    objects_of,
     wait_reconciled,
 )
 from tests.property_walk import UNREACHABLE, Property, Step, properties, trail, unexercised
@@ -55,10 +56,10 @@ def test_a_property_that_the_walk_does_not_know_is_noticed() -> None:
 
 
 @pytest.mark.timeout(400)
-def test_every_property_converges_and_comes_back(
+def test_every_property_converges_and_can_be_changed_back(
     admin: Kube, namespace: str, running_operator: OperatorProcess, tmp_path: Path
 ) -> None:
-    """At each step the children hold, a second apply is a no-op and Envoy accepts; the way back restores everything."""
+    """After each step the children are as declared, a second apply is a no-op, Envoy accepts; the end is the start."""
     with ThreadPoolExecutor(WALKERS) as walkers:
         walks = {
             name: walkers.submit(_walk, admin, Key(namespace, f"p{number}"), steps)
@@ -75,20 +76,20 @@ def test_every_property_converges_and_comes_back(
 
 
 def _walk(admin: Kube, key: Key, steps: tuple[Step, ...]) -> dict[str, str]:
-    """Take one proxy along a trail; returns each configuration with the first step that led to it."""
+    """Give one proxy the specs of a trail; returns each configuration with the first step that made it."""
     proxy = api_cases.proxy(key.name, key.namespace)
     admin.create(ENVOY_PROXY, proxy | {"spec": _with_own_hostname(BASE, key)})
-    first = _at_rest(admin, key, "base")
+    first = _settled(admin, key, "base")
     configs = {first.children[CONFIG_MAP]["data"][CONFIG_FILE]: "base"}
     now = first
     for step in steps:
         spec = _with_own_hostname(step.spec, key)
         admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": spec}], patch_type="json")
-        now = _at_rest(admin, key, step.what)
+        now = _settled(admin, key, step.what)
         configs.setdefault(now.children[CONFIG_MAP]["data"][CONFIG_FILE], step.what)
         assert now.uids == first.uids, step.what
     for kind, child in first.children.items():
-        assert _substance(now.children[kind]) == _substance(child), f"the way back of {steps[0].what}: {kind}"
+        assert content_of(now.children[kind]) == content_of(child), f"changing back after {steps[0].what}: {kind}"
     assert now.record["spec"] | {"generation": 0} == first.record["spec"] | {"generation": 0}
     admin.delete(ENVOY_PROXY, key)
     return configs
@@ -102,11 +103,11 @@ def _with_own_hostname(spec: Object, key: Key) -> Object:
     return spec | {"registration": registration | {"hostname": f"{key.name}.{key.namespace}.example.com"}}
 
 
-def _at_rest(admin: Kube, key: Key, what: str) -> Family:
+def _settled(admin: Kube, key: Key, what: str) -> ProxyObjects:
     """Everything of a proxy once it is reconciled, after checking it."""
     wait_reconciled(admin, key)
-    admin.wait_until(ENVOY_PROXY, key, _has_spoken, CONVERGE_TIMEOUT_S)
-    found = family(admin, key)
+    admin.wait_until(ENVOY_PROXY, key, _is_current, CONVERGE_TIMEOUT_S)
+    found = objects_of(admin, key)
     for kind, declared in declared_children(found.proxy).items():
         assert differences(declared, found.children[kind]) == (), f"{what}: {kind}"
         assert _is_idempotent(admin, kind, declared), f"{what}: a second apply changes the {kind}"
@@ -117,8 +118,8 @@ def _at_rest(admin: Kube, key: Key, what: str) -> Family:
     return found
 
 
-def _has_spoken(proxy: Object) -> bool:
-    """The status is about this generation, and says whether it is registered."""
+def _is_current(proxy: Object) -> bool:
+    """Whether the conditions are about the object's generation."""
     generation = proxy["metadata"]["generation"]
     conditions = {each["type"]: each for each in proxy["status"]["conditions"]}
     return all(conditions[each]["observedGeneration"] == generation for each in ("Reconciled", "Registered", "Ready"))
@@ -136,20 +137,8 @@ def _is_idempotent(admin: Kube, kind: Kind, declared: Object) -> bool:
     return False
 
 
-def _substance(child: Object) -> Object:
-    """All of a child that writers put there: no status, no versions, and no bookkeeping of controllers."""
-    metadata = child["metadata"]
-    annotations = {
-        name: value
-        for name, value in metadata.get("annotations", {}).items()
-        if not name.startswith("deployment.kubernetes.io")
-    }
-    kept = {name: metadata[name] for name in ("name", "uid", "labels", "ownerReferences")}
-    return {name: child.get(name) for name in ("spec", "data")} | {"metadata": kept | {"annotations": annotations}}
-
-
 def _refusal(config: str, directory: Path) -> str | None:
-    """What real Envoy has against a configuration."""
+    """The error with which Envoy refuses a configuration, or ``None``."""
     file = directory / f"{hash(config)}.json"
     file.write_text(config)
     command = [str(ENVOY), "--mode", "validate", "-l", "warning", "-c", str(file)]

@@ -1,4 +1,4 @@
-"""Repeating, retrying, crashing and restarting: the same objects, and no write that was not needed."""
+"""Repeated rounds, retries, crashes and restarts: the same objects, and no unnecessary write."""
 
 import time
 from collections import Counter
@@ -19,14 +19,21 @@ from operator_app.api.kinds import (
 )
 from operator_app.desired import child_key
 from tests.e2e.controlplane import AuditEntry, AuditLog
-from tests.e2e.controlplane.audit import Mark, service_account_user
+from tests.e2e.controlplane.audit import Mark
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.kube import Kube, wait_until
-from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
-from tests.e2e.proxies import a_proxy, assert_one_of_everything, family, family_at_rest, record_key, wait_reconciled
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import (
+    OPERATOR_USER,
+    a_proxy,
+    assert_one_of_everything,
+    objects_of,
+    record_key,
+    settled_objects_of,
+    wait_reconciled,
+)
 
 EVERYTHING = {*CHILD_KINDS, PROXY_REGISTRATION}
-OPERATOR = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 QUIET_S = 3.0
 """Long enough for watches to deliver, rounds to run and counters to settle (1 s in tests)."""
 
@@ -34,13 +41,13 @@ QUIET_S = 3.0
 def requests_for(audit: AuditLog, key: Key, proxy: Object, since: Mark) -> list[AuditEntry]:
     """The operator's requests about one proxy, its children and its record."""
     ours = {(key.namespace, key.name), child_key(key), record_key(proxy)}
-    return [each for each in audit.entries(since) if each.user == OPERATOR and (each.namespace, each.name) in ours]
+    return [each for each in audit.entries(since) if each.user == OPERATOR_USER and (each.namespace, each.name) in ours]
 
 
 def test_a_first_reconcile_takes_three_reads_and_seven_writes(
     admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
 ) -> None:
-    """One object costs a read before each create of a child, and one write for each thing that has to be."""
+    """One proxy costs a read before each create of a child, and one write for each object and status."""
     key = Key(namespace, "web")
     mark = audit.mark()
     admin.create(ENVOY_PROXY, a_proxy(namespace))
@@ -67,11 +74,11 @@ def test_a_first_reconcile_takes_three_reads_and_seven_writes(
 def test_nothing_is_written_when_nothing_is_wrong(
     admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
 ) -> None:
-    """Rounds after label noise on the proxy, a restart and another round leave every object as it is, unwritten."""
+    """Rounds after label noise on the proxy, a restart and another round write no object."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
-    before = family_at_rest(admin, key)
+    before = settled_objects_of(admin, key)
     mark = audit.mark()
 
     touched = admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "one"}}})
@@ -83,15 +90,15 @@ def test_nothing_is_written_when_nothing_is_wrong(
     wait_until(lambda: running_operator.metric("operator_app_rounds_total") > rounds, what="another round")
     time.sleep(QUIET_S)
 
-    after = family(admin, key)
+    after = objects_of(admin, key)
     assert after.uids == before.uids
     assert {kind: child["metadata"]["resourceVersion"] for kind, child in after.children.items()} == {
         kind: child["metadata"]["resourceVersion"] for kind, child in before.children.items()
     }
     assert after.children[DEPLOYMENT]["metadata"]["generation"] == before.children[DEPLOYMENT]["metadata"]["generation"]
     assert after.proxy["status"] == before.proxy["status"] == touched["status"]
-    assert requests_for(audit, key, after.proxy, mark) == [], "a quiet operator asks and writes nothing"
-    assert [each for each in audit.writes(OPERATOR, mark) if each.namespace == namespace] == []
+    assert requests_for(audit, key, after.proxy, mark) == [], "the operator sends no request at all"
+    assert [each for each in audit.writes(OPERATOR_USER, mark) if each.namespace == namespace] == []
 
 
 @pytest.mark.parametrize(
@@ -118,22 +125,22 @@ def test_a_crash_behind_any_write_leaves_what_the_next_round_completes(
     must_be_there: set[Kind],
     may_be_there: set[Kind],
 ) -> None:
-    """``kill -9`` after each single write of a first reconcile: after a restart one of everything, the same by UID."""
+    """``kill -9`` after each write of a first reconcile: after a restart one of everything, with the same UIDs."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     plan = tmp_path / "plan.json"
     Plan((Fault("kill", FaultKind.KILL_BEHIND, behind, namespace),)).write(plan)
-    module = ("tests.e2e.faults.operator", str(plan), str(tmp_path / "told.jsonl"), "run")
+    module = ("tests.e2e.faults.operator", str(plan), str(tmp_path / "notices.jsonl"), "run")
     operator.start(module=module, wait=False)
     assert operator.wait_dead() == -9, operator.log_text()
     places = dict.fromkeys(CHILD_KINDS, child_key(key)) | {PROXY_REGISTRATION: record_key(admin.get(ENVOY_PROXY, key))}
-    made = {
+    created = {
         kind: live["metadata"]["uid"] for kind, place in places.items() if (live := admin.find(kind, place)) is not None
     }
-    assert must_be_there <= made.keys() <= must_be_there | may_be_there, "the crash came where this test wants it"
+    assert must_be_there <= created.keys() <= must_be_there | may_be_there, "the crash came at the intended write"
 
     operator.start()
     wait_reconciled(admin, key)
 
     found = assert_one_of_everything(admin, key)
-    assert {kind: found.uids[kind.kind] for kind in made} == made
+    assert {kind: found.uids[kind.kind] for kind in created} == created

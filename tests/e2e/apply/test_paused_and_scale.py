@@ -1,4 +1,4 @@
-"""``spec.paused`` stops every write but the status; ``scale`` is how others change the number of proxies."""
+"""``spec.paused`` stops every write except the status; the ``scale`` subresource changes the number of Pods."""
 
 import time
 from typing import Final
@@ -24,33 +24,33 @@ from tests.e2e.proxies import (
     assert_one_of_everything,
     condition,
     drift_of,
-    family,
     holds,
     is_refused,
+    objects_of,
     record_key,
     wait_all_gone,
     wait_reconciled,
 )
 
-REST_S: Final = 1.5
+WAIT_S: Final = 1.5
 """Longer than counters take to settle (1 s in tests)."""
 
 pytestmark = pytest.mark.usefixtures("running_operator")
 
 
-def test_a_proxy_born_paused_is_only_told_of(admin: Kube, audit: AuditLog, namespace: str) -> None:
-    """Nothing is made, not even the finalizer; the status says what waits; resumed, it converges; deleted, it goes."""
+def test_a_proxy_created_paused_gets_only_a_status(admin: Kube, audit: AuditLog, namespace: str) -> None:
+    """Nothing is created, not even the finalizer; the status says what waits; resumed, the proxy converges."""
     key = Key(namespace, "web")
     mark = audit.mark()
     proxy = admin.create(ENVOY_PROXY, a_proxy(namespace, paused=True))
-    told = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "Paused"))
-    time.sleep(REST_S)
+    paused = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "Paused"))
+    time.sleep(WAIT_S)
 
     writes = [each for each in audit.writes(OPERATOR_USER, mark) if each.namespace == namespace]
     assert [(each.resource, each.subresource) for each in writes] == [(ENVOY_PROXY.plural, "status")]
-    assert "finalizers" not in told["metadata"]
+    assert "finalizers" not in paused["metadata"]
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is None
-    assert condition(told, "Ready")["status"] == "False"
+    assert condition(paused, "Ready")["status"] == "False"
 
     admin.patch(ENVOY_PROXY, key, {"spec": {"paused": False}})
     resumed = wait_reconciled(admin, key)
@@ -58,32 +58,32 @@ def test_a_proxy_born_paused_is_only_told_of(admin: Kube, audit: AuditLog, names
     assert_one_of_everything(admin, key)
 
 
-def test_drift_of_a_paused_proxy_is_told_and_repaired_later(admin: Kube, audit: AuditLog, namespace: str) -> None:
-    """Edits and drift wait while a proxy is paused, and are named; resuming makes up for all of them."""
+def test_drift_of_a_paused_proxy_is_reported_and_repaired_later(admin: Kube, audit: AuditLog, namespace: str) -> None:
+    """Edits and drift of a paused proxy are named in its status, and all of them are applied after it is resumed."""
     key, child = Key(namespace, "web"), child_key(Key(namespace, "web"))
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
     admin.patch(ENVOY_PROXY, key, {"spec": {"paused": True}})
-    calm = admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
-    assert calm["status"]["observedGeneration"] == 2, "a paused proxy whose children hold is as reconciled as any"
-    time.sleep(REST_S)
-    before = family(admin, key)
+    paused = admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
+    assert paused["status"]["observedGeneration"] == 2, "a paused proxy whose children are as declared is reconciled"
+    time.sleep(WAIT_S)
+    before = objects_of(admin, key)
     mark = audit.mark()
 
     admin.patch(SERVICE, child, {"spec": {"selector": {"app": "other"}}})
-    told = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "Paused"))
-    assert ".spec.selector" in condition(told, "Reconciled")["message"]
+    paused = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "Paused"))
+    assert ".spec.selector" in condition(paused, "Reconciled")["message"]
     admin.delete(DEPLOYMENT, child)
     admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": f"{namespace}.example.com"}}})
-    told = admin.wait_until(ENVOY_PROXY, key, lambda live: live["status"]["observedGeneration"] == 3)
-    assert condition(told, "Registered")["status"] == "False"
-    time.sleep(REST_S)
+    paused = admin.wait_until(ENVOY_PROXY, key, lambda live: live["status"]["observedGeneration"] == 3)
+    assert condition(paused, "Registered")["status"] == "False"
+    time.sleep(WAIT_S)
 
-    concerned = {(namespace, key.name), child, record_key(told)}
+    concerned = {(namespace, key.name), child, record_key(paused)}
     writes = [each for each in audit.writes(OPERATOR_USER, mark) if (each.namespace, each.name) in concerned]
     assert {(each.resource, each.subresource) for each in writes} == {(ENVOY_PROXY.plural, "status")}
     assert admin.get(SERVICE, child)["spec"]["selector"]["app"] == "other"
-    assert admin.get(PROXY_REGISTRATION, record_key(told)) == before.record
+    assert admin.get(PROXY_REGISTRATION, record_key(paused)) == before.record
     assert admin.find(DEPLOYMENT, child) is None
 
     admin.patch(ENVOY_PROXY, key, {"spec": {"paused": False}})
@@ -94,7 +94,7 @@ def test_drift_of_a_paused_proxy_is_told_and_repaired_later(admin: Kube, audit: 
 
 
 def test_a_paused_proxy_can_be_deleted(admin: Kube, namespace: str) -> None:
-    """Pausing holds nothing back from its end: record, children and proxy go."""
+    """Pausing does not stop a deletion: record, children and proxy are removed."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     proxy = wait_reconciled(admin, key)
@@ -107,12 +107,12 @@ def test_a_paused_proxy_can_be_deleted(admin: Kube, namespace: str) -> None:
         admin.wait_gone(kind, child_key(key))
 
 
-def test_scale_changes_the_number_of_proxies(admin: Kube, namespace: str) -> None:
+def test_scale_changes_the_number_of_pods(admin: Kube, namespace: str) -> None:
     """A write to the scale subresource reaches the Deployment, and a read of it has what an autoscaler needs."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
-    before = family(admin, key)
+    before = objects_of(admin, key)
 
     admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 3}}, subresource="scale")
     admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
@@ -127,7 +127,7 @@ def test_scale_changes_the_number_of_proxies(admin: Kube, namespace: str) -> Non
         "spec": {"replicas": 3},
         "status": {"replicas": 3, "selector": "app.kubernetes.io/instance=web,app.kubernetes.io/name=envoy"},
     }
-    after = family(admin, key)
+    after = objects_of(admin, key)
     assert after.uids == before.uids
     template = before.children[DEPLOYMENT]["spec"]["template"]
     assert after.children[DEPLOYMENT]["spec"]["template"] == template, "no Pod is replaced for it"

@@ -1,4 +1,4 @@
-"""From birth to burial: a proxy's name may live again, what belonged to an earlier life is never taken over."""
+"""Deletion and creation under the same name: nothing of a previous incarnation is taken over, and nothing is left."""
 
 import time
 from typing import Final
@@ -24,24 +24,24 @@ from tests.e2e.proxies import (
     assert_one_of_everything,
     condition,
     drift_of,
-    family,
-    family_at_rest,
     is_refused,
+    objects_of,
     record_key,
+    settled_objects_of,
     wait_all_gone,
     wait_reconciled,
     writes_to_children,
 )
 
-REST_S: Final = 1.0
+WAIT_S: Final = 1.0
 """Several rounds long: the backoff of tests begins at 0.1 s."""
 
 NAMESPACE_TIMEOUT_S: Final = 90.0
 OTHER_FINALIZER: Final = "example.com/other"
 
 
-def reborn(admin: Kube, proxy: Object) -> Object:
-    """A new life under the same name, created the moment that the name is free."""
+def recreated(admin: Kube, proxy: Object) -> Object:
+    """A proxy of the same name, created as soon as the name is free."""
 
     def create() -> Object | None:
         try:
@@ -57,19 +57,19 @@ def reborn(admin: Kube, proxy: Object) -> Object:
 @pytest.mark.usefixtures("running_operator")
 @pytest.mark.parametrize("propagation", ["Background", "Foreground"])
 def test_a_new_life_takes_over_nothing(admin: Kube, audit: AuditLog, namespace: str, propagation: str) -> None:
-    """Deleted and created again at once: new children, a new record, and no write to any child of the old life."""
+    """Deleted and created again at once: new children, a new record, and no write to any old child."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
-    old = family(admin, key)
+    old = objects_of(admin, key)
     mark = audit.mark()
 
     admin.delete(ENVOY_PROXY, key, propagation=propagation)
-    born = reborn(admin, a_proxy(namespace, registration={"hostname": f"{namespace}.example.com"}))
+    created = recreated(admin, a_proxy(namespace, registration={"hostname": f"{namespace}.example.com"}))
     wait_reconciled(admin, key)
 
     new = assert_one_of_everything(admin, key)
-    assert new.proxy["metadata"]["uid"] == born["metadata"]["uid"]
+    assert new.proxy["metadata"]["uid"] == created["metadata"]["uid"]
     assert not set(new.uids.values()) & set(old.uids.values())
     assert admin.find(PROXY_REGISTRATION, record_key(old.proxy)) is None
     assert new.record["spec"]["hostname"] == f"{namespace}.example.com"
@@ -78,10 +78,10 @@ def test_a_new_life_takes_over_nothing(admin: Kube, audit: AuditLog, namespace: 
     assert sorted((each.resource, each.code) for each in done) == sorted((kind.plural, 201) for kind in CHILD_KINDS)
 
 
-def test_a_child_of_an_earlier_life_is_waited_out(
+def test_a_child_of_a_previous_incarnation_is_waited_out(
     admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
 ) -> None:
-    """While a finalizer keeps an old child, the new life says so and waits; then it goes on by itself."""
+    """While a finalizer keeps an old child, the new proxy's status says so; once it is gone, the child is created."""
     key = Key(namespace, "web")
     child = child_key(key)
     admin.create(ENVOY_PROXY, a_proxy(namespace))
@@ -89,7 +89,7 @@ def test_a_child_of_an_earlier_life_is_waited_out(
     admin.patch(CONFIG_MAP, child, {"metadata": {"finalizers": [OTHER_FINALIZER]}})
 
     admin.delete(ENVOY_PROXY, key)
-    reborn(admin, a_proxy(namespace))
+    recreated(admin, a_proxy(namespace))
     proxy = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "PreviousIncarnation"))
     assert condition(proxy, "Stalled") == {}, "nobody has to act"
     kept = admin.wait_until(CONFIG_MAP, child, lambda live: "deletionTimestamp" in live["metadata"])
@@ -107,12 +107,12 @@ def test_a_child_of_an_earlier_life_is_waited_out(
 
 
 @pytest.mark.usefixtures("running_operator")
-def test_orphans_are_strangers_to_the_next_life(admin: Kube, audit: AuditLog, namespace: str) -> None:
-    """Children that were left behind on purpose are nobody's: the next proxy of the name reports them untouched."""
+def test_orphans_are_foreign_to_the_next_incarnation(admin: Kube, audit: AuditLog, namespace: str) -> None:
+    """Children that were orphaned on purpose are not adopted: the next proxy of the name reports them, unwritten."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0))
     proxy = wait_reconciled(admin, key)
-    before = family(admin, key)
+    before = objects_of(admin, key)
 
     admin.delete(ENVOY_PROXY, key, propagation="Orphan")
     wait_all_gone(admin, proxy)
@@ -122,49 +122,49 @@ def test_orphans_are_strangers_to_the_next_life(admin: Kube, audit: AuditLog, na
     mark = audit.mark()
     admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0))
     admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "NameConflict"))
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     assert {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS} == orphans
     assert writes_to_children(audit, key, mark) == []
 
 
-def test_what_happened_while_the_operator_was_down_is_made_good(
+def test_what_happened_while_no_operator_ran_is_finished_after_a_start(
     admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
 ) -> None:
-    """At the start: a deletion is finished, an orphaned record removed, a reborn name served, a living one left alone.
+    """After a start a deletion is finished, an orphaned record removed, a new incarnation served, the others unchanged.
 
-    The orphaned record is of a proxy whose finalizer somebody removed by hand, so that it went without us.
+    The orphaned record is of a proxy whose finalizer somebody removed by hand, so that it was deleted without cleanup.
     """
-    names = ("deleted", "escaped", "reborn", "living")
+    names = ("deleted", "unfinalized", "recreated", "unchanged")
     keys = {name: Key(namespace, name) for name in names}
     for name in names:
         admin.create(ENVOY_PROXY, a_proxy(namespace, name))
     for key in keys.values():
         wait_reconciled(admin, key)
-    old = {name: family_at_rest(admin, key) for name, key in keys.items()}
+    old = {name: settled_objects_of(admin, key) for name, key in keys.items()}
     running_operator.stop()
 
     admin.delete(ENVOY_PROXY, keys["deleted"])
-    for name in ("escaped", "reborn"):
+    for name in ("unfinalized", "recreated"):
         admin.patch(ENVOY_PROXY, keys[name], {"metadata": {"finalizers": None}})
         admin.delete(ENVOY_PROXY, keys[name])
         admin.wait_gone(ENVOY_PROXY, keys[name])
-    admin.create(ENVOY_PROXY, a_proxy(namespace, "reborn"))
-    time.sleep(REST_S)
+    admin.create(ENVOY_PROXY, a_proxy(namespace, "recreated"))
+    time.sleep(WAIT_S)
     assert all(admin.find(PROXY_REGISTRATION, record_key(each.proxy)) for each in old.values()), "nobody cleaned up"
     mark = audit.mark()
     running_operator.start()
 
-    for name in ("deleted", "escaped"):
+    for name in ("deleted", "unfinalized"):
         wait_all_gone(admin, old[name].proxy)
-    wait_reconciled(admin, keys["reborn"])
-    new = assert_one_of_everything(admin, keys["reborn"])
-    assert not set(new.uids.values()) & set(old["reborn"].uids.values())
+    wait_reconciled(admin, keys["recreated"])
+    new = assert_one_of_everything(admin, keys["recreated"])
+    assert not set(new.uids.values()) & set(old["recreated"].uids.values())
     wait_until(
-        lambda: admin.find(PROXY_REGISTRATION, record_key(old["reborn"].proxy)) is None, what="the old record's end"
+        lambda: admin.find(PROXY_REGISTRATION, record_key(old["recreated"].proxy)) is None, what="the old record's end"
     )
-    assert family(admin, keys["living"]).versions == old["living"].versions
-    assert writes_to_children(audit, keys["living"], mark) == []
+    assert objects_of(admin, keys["unchanged"]).versions == old["unchanged"].versions
+    assert writes_to_children(audit, keys["unchanged"], mark) == []
 
 
 @pytest.mark.usefixtures("running_operator")
@@ -183,8 +183,8 @@ def test_a_namespace_goes_with_everything(admin: Kube, namespace: str) -> None:
 
 
 @pytest.mark.usefixtures("running_operator")
-def test_finalizers_of_others_survive_ours(admin: Kube, namespace: str) -> None:
-    """Ours comes and goes beside a foreign one, and while that one holds the proxy, nothing is brought back."""
+def test_finalizers_of_others_stay(admin: Kube, namespace: str) -> None:
+    """Ours is added and removed beside a foreign one; while that one keeps the proxy, nothing is created again."""
     key = Key(namespace, "web")
     declared = a_proxy(namespace)
     declared["metadata"]["finalizers"] = [OTHER_FINALIZER]
@@ -193,14 +193,14 @@ def test_finalizers_of_others_survive_ours(admin: Kube, namespace: str) -> None:
     assert set(proxy["metadata"]["finalizers"]) == {OTHER_FINALIZER, FINALIZER}
 
     admin.delete(ENVOY_PROXY, key)
-    held = admin.wait_until(ENVOY_PROXY, key, lambda live: live["metadata"].get("finalizers") == [OTHER_FINALIZER])
+    kept = admin.wait_until(ENVOY_PROXY, key, lambda live: live["metadata"].get("finalizers") == [OTHER_FINALIZER])
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is None
     for kind in CHILD_KINDS:
         admin.delete(kind, child_key(key))
     admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "yes"}}})
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
     assert admin.get(ENVOY_PROXY, key)["metadata"]["finalizers"] == [OTHER_FINALIZER]
-    assert admin.get(ENVOY_PROXY, key)["status"] == held["status"]
+    assert admin.get(ENVOY_PROXY, key)["status"] == kept["status"]
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is None
     assert not any(admin.find(kind, child_key(key)) for kind in CHILD_KINDS)
 
@@ -227,7 +227,7 @@ def test_our_finalizer_goes_although_others_own_it_too(admin: Kube, namespace: s
 
 @pytest.mark.usefixtures("running_operator")
 def test_a_finalizer_removed_by_hand_comes_back(admin: Kube, namespace: str) -> None:
-    """On a living proxy our entry is put back, so that its record can't be left behind."""
+    """Our finalizer is added again to a proxy that is not being deleted, so that its record can't be left behind."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     before = wait_reconciled(admin, key)

@@ -1,6 +1,6 @@
-"""A round that knows an old world does no harm in the new one: nothing comes back, nobody gets another's status.
+"""A round over an old store does no harm: nothing deleted is created again, and no status goes to another incarnation.
 
-The rooms run in this process, over stores that hold what was true before; the API server is the real one.
+The components run in this process, over stores with old versions; the API server is the real one.
 """
 
 from collections.abc import AsyncIterator
@@ -26,35 +26,23 @@ from operator_app.desired import child_key
 from operator_app.errors import ConflictError
 from operator_app.ssa.fields import fields_of
 from operator_app.status import Observation, next_status
+from tests.e2e.components import Components, components
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
-from tests.e2e.proxies import a_proxy, condition, declared_children, family, is_refused, record_key
-from tests.e2e.rounds import Rooms, rooms
+from tests.e2e.proxies import a_proxy, condition, declared_children, is_refused, objects_of, record_key
 
 pytestmark = pytest.mark.anyio
 
 OTHER_FINALIZER: Final = "example.com/other"
 LATER: Final = datetime(2040, 1, 1, tzinfo=UTC)
-"""A clock that would show in a status if it got there."""
+"""The clock of late status writes: it would be visible in a status that they changed."""
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture
-async def these(control_plane: ControlPlane, crds: object) -> AsyncIterator[Rooms]:  # noqa: ARG001  # needed to serve
-    """The rooms, with an empty store."""
-    async with rooms(control_plane.kubeconfig) as found:
+async def parts(control_plane: ControlPlane, crds: object) -> AsyncIterator[Components]:  # noqa: ARG001  # needed to serve
+    """The operator's components, with an empty store."""
+    async with components(control_plane.kubeconfig) as found:
         yield found
-
-
-@pytest.fixture
-def key(namespace: str) -> Key:
-    """Where the proxy of the test lives."""
-    return Key(namespace, "web")
 
 
 @pytest.fixture
@@ -63,8 +51,8 @@ def proxy(admin: Kube, key: Key, operator_kubeconfig: object) -> Object:  # noqa
     return admin.create(ENVOY_PROXY, a_proxy(key.namespace, key.name))
 
 
-def reborn(admin: Kube, old: Object) -> Object:
-    """Another life of the same name: the old one is gone, whatever held it, and its children are collected."""
+def recreated(admin: Kube, old: Object) -> Object:
+    """A new proxy of the same name, after the old one and its children are gone; no finalizer is waited for."""
     key = Key(old["metadata"]["namespace"], old["metadata"]["name"])
     admin.patch(ENVOY_PROXY, key, {"metadata": {"finalizers": None}})
     admin.delete(ENVOY_PROXY, key)
@@ -74,8 +62,8 @@ def reborn(admin: Kube, old: Object) -> Object:
     return admin.create(ENVOY_PROXY, a_proxy(key.namespace, key.name))
 
 
-def dying(admin: Kube, proxy: Object) -> Object:
-    """The proxy after its deletion has begun, held by somebody else's finalizer."""
+def being_deleted(admin: Kube, proxy: Object) -> Object:
+    """The proxy after its deletion has begun, kept by another writer's finalizer."""
     key = Key(proxy["metadata"]["namespace"], proxy["metadata"]["name"])
     admin.patch(ENVOY_PROXY, key, {"metadata": {"finalizers": [OTHER_FINALIZER]}})
     admin.delete(ENVOY_PROXY, key)
@@ -87,129 +75,129 @@ def children_of(admin: Kube, key: Key) -> list[Object | None]:
     return [admin.find(kind, child_key(key)) for kind in CHILD_KINDS]
 
 
-async def converged(admin: Kube, these: Rooms, key: Key, proxy: Object) -> Object:
-    """The proxy after a first round, which its store knows of."""
-    these.know(ENVOY_PROXY, proxy)
-    await these.reconciler.reconcile(key)
+async def converged(admin: Kube, parts: Components, key: Key, proxy: Object) -> Object:
+    """The proxy after a first round; the store has it as it was before that round."""
+    parts.deliver(ENVOY_PROXY, proxy)
+    await parts.reconciler.reconcile(key)
     assert None not in children_of(admin, key)
     return admin.get(ENVOY_PROXY, key)
 
 
 async def test_a_proxy_deleted_before_the_finalizer_stays_deleted(
-    admin: Kube, these: Rooms, key: Key, proxy: Object
+    admin: Kube, parts: Components, key: Key, proxy: Object
 ) -> None:
-    """Between the read and the finalizer's write the proxy goes: it is not created anew, and neither is anything."""
-    these.know(ENVOY_PROXY, proxy)
+    """A proxy that is deleted before the finalizer is written is not created again, and neither are its children."""
+    parts.deliver(ENVOY_PROXY, proxy)
     admin.delete(ENVOY_PROXY, key)
 
     with pytest.raises(ConflictError):
-        await these.finalizer.add(proxy)
-    verdict = await these.reconciler.reconcile(key)
+        await parts.finalizer.add(proxy)
+    result = await parts.reconciler.reconcile(key)
 
-    assert isinstance(verdict.failure, ConflictError)
+    assert isinstance(result.failure, ConflictError)
     assert admin.find(ENVOY_PROXY, key) is None
     assert children_of(admin, key) == [None] * len(CHILD_KINDS)
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is None
-    assert these.writes == []
+    assert parts.writes == []
 
 
-async def test_a_dying_proxy_gets_no_finalizer(admin: Kube, these: Rooms, key: Key, proxy: Object) -> None:
-    """Once its deletion has begun it is too late to hold a proxy, and a round that did not know makes nothing."""
-    these.know(ENVOY_PROXY, proxy)
-    now = dying(admin, proxy)
+async def test_a_proxy_being_deleted_gets_no_finalizer(admin: Kube, parts: Components, key: Key, proxy: Object) -> None:
+    """After its deletion has begun a proxy gets no finalizer, and a round with an old store creates nothing."""
+    parts.deliver(ENVOY_PROXY, proxy)
+    now = being_deleted(admin, proxy)
 
     with pytest.raises(ConflictError):
-        await these.finalizer.add(proxy)
-    verdict = await these.reconciler.reconcile(key)
+        await parts.finalizer.add(proxy)
+    result = await parts.reconciler.reconcile(key)
 
-    assert isinstance(verdict.failure, ConflictError)
+    assert isinstance(result.failure, ConflictError)
     assert admin.get(ENVOY_PROXY, key) == now
     assert children_of(admin, key) == [None] * len(CHILD_KINDS)
-    # The conflict made it look again, so the next round knows better, and has nothing to take back.
-    assert (await these.reconciler.reconcile(key)).failure is None
+    # After the conflict it has read the proxy, so the next round has the current version and nothing to undo.
+    assert (await parts.reconciler.reconcile(key)).failure is None
     assert admin.get(ENVOY_PROXY, key) == now
 
 
-async def test_a_reborn_proxy_gets_no_finalizer_of_its_former_life(
-    admin: Kube, these: Rooms, key: Key, proxy: Object
+async def test_a_new_incarnation_gets_no_finalizer_of_the_previous_one(
+    admin: Kube, parts: Components, key: Key, proxy: Object
 ) -> None:
-    """The UID in the write tells the lives apart."""
-    now = reborn(admin, proxy)
+    """The write is refused by its UID."""
+    now = recreated(admin, proxy)
 
     with pytest.raises(ConflictError):
-        await these.finalizer.add(proxy)
+        await parts.finalizer.add(proxy)
 
     assert admin.get(ENVOY_PROXY, key) == now
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["held by both", "held by the new one only"])
-async def test_a_reborn_proxy_keeps_its_own_finalizer(
-    admin: Kube, these: Rooms, key: Key, proxy: Object, *, held: bool
+@pytest.mark.parametrize("has_old_one", [True, False], ids=["held by both", "held by the new one only"])
+async def test_a_new_incarnation_keeps_its_own_finalizer(
+    admin: Kube, parts: Components, key: Key, proxy: Object, *, has_old_one: bool
 ) -> None:
-    """The burial of the former life does not take the finalizer off the new one."""
+    """A late removal of the previous incarnation's finalizer does not remove that of the new one."""
     old = (
-        await these.finalizer.add(proxy)
-        if held
+        await parts.finalizer.add(proxy)
+        if has_old_one
         else proxy | {"metadata": proxy["metadata"] | {"finalizers": [FINALIZER]}}
     )
-    now = await these.finalizer.add(reborn(admin, proxy))
+    now = await parts.finalizer.add(recreated(admin, proxy))
 
     with pytest.raises(ConflictError):
-        await these.finalizer.remove(old)
+        await parts.finalizer.remove(old)
 
     assert admin.get(ENVOY_PROXY, key) == now
 
 
-async def test_a_reborn_proxy_never_gets_the_status_of_its_former_life(
-    admin: Kube, control_plane: ControlPlane, these: Rooms, key: Key, proxy: Object
+async def test_a_new_incarnation_never_gets_the_status_of_the_previous_one(
+    admin: Kube, control_plane: ControlPlane, parts: Components, key: Key, proxy: Object
 ) -> None:
-    """A late status write is refused, although the API server does not look at the UID of a status."""
-    old = await converged(admin, these, key, proxy)
-    now = reborn(admin, old)
+    """A late status write is refused, although the API server does not check the UID of a status write."""
+    old = await converged(admin, parts, key, proxy)
+    now = recreated(admin, old)
 
     with pytest.raises(ConflictError):
-        await these.statuses.write(old, next_status(Observation(old), now=LATER))
-    async with rooms(control_plane.kubeconfig) as behind:
-        behind.know(ENVOY_PROXY, old | {"status": now["status"]})
-        verdict = await behind.reconciler.reconcile(key)
-        assert isinstance(verdict.failure, ConflictError)
+        await parts.statuses.write(old, next_status(Observation(old), now=LATER))
+    async with components(control_plane.kubeconfig) as behind:
+        behind.deliver(ENVOY_PROXY, old | {"status": now["status"]})
+        result = await behind.reconciler.reconcile(key)
+        assert isinstance(result.failure, ConflictError)
         assert admin.get(ENVOY_PROXY, key) == now
-        # Once its watch tells of the new life, the record that it had confirmed for the former one is buried.
-        behind.know(ENVOY_PROXY, now)
+        # Once its watch delivers the new incarnation, the record of the previous one is removed.
+        behind.deliver(ENVOY_PROXY, now)
         await behind.reconciler.reconcile(key)
 
     assert now["status"] == {"observedGeneration": -1}
     assert admin.find(PROXY_REGISTRATION, record_key(old)) is None
 
 
-async def test_observed_generation_never_goes_back(admin: Kube, these: Rooms, key: Key, proxy: Object) -> None:
+async def test_observed_generation_never_goes_back(admin: Kube, parts: Components, key: Key, proxy: Object) -> None:
     """A round that began with an older generation can't write behind one that saw the newer."""
-    old = await converged(admin, these, key, proxy)
+    old = await converged(admin, parts, key, proxy)
     newer = admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 2}})
-    these.know(ENVOY_PROXY, newer)
-    await these.reconciler.reconcile(key)
+    parts.deliver(ENVOY_PROXY, newer)
+    await parts.reconciler.reconcile(key)
     now = admin.get(ENVOY_PROXY, key)
     assert now["status"]["observedGeneration"] == newer["metadata"]["generation"] == 2
 
     with pytest.raises(ConflictError):
-        await these.statuses.write(old, next_status(Observation(old), now=LATER))
+        await parts.statuses.write(old, next_status(Observation(old), now=LATER))
 
     assert admin.get(ENVOY_PROXY, key) == now
 
 
 async def test_an_old_generation_does_not_replace_a_newer_record(
-    admin: Kube, control_plane: ControlPlane, these: Rooms, key: Key, proxy: Object
+    admin: Kube, control_plane: ControlPlane, parts: Components, key: Key, proxy: Object
 ) -> None:
-    """A second operator that is behind by one generation leaves the record of the newer one as it is."""
-    old = await converged(admin, these, key, proxy)
+    """An operator that is behind by one generation leaves the record of the newer generation as it is."""
+    old = await converged(admin, parts, key, proxy)
     hostname = f"{key.namespace}.example.com"
-    these.know(ENVOY_PROXY, admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": hostname}}}))
-    await these.reconciler.reconcile(key)
+    parts.deliver(ENVOY_PROXY, admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": hostname}}}))
+    await parts.reconciler.reconcile(key)
     now = admin.get(PROXY_REGISTRATION, record_key(old))
     assert (now["spec"]["generation"], now["spec"]["hostname"]) == (2, hostname)
 
-    async with rooms(control_plane.kubeconfig) as behind:
-        behind.know(ENVOY_PROXY, old)
+    async with components(control_plane.kubeconfig) as behind:
+        behind.deliver(ENVOY_PROXY, old)
         await behind.reconciler.reconcile(key)
 
     assert admin.get(PROXY_REGISTRATION, record_key(old)) == now
@@ -223,67 +211,70 @@ DRIFT: dict[Kind, Object] = {
 }
 
 
-@pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-async def test_a_late_repair_recreates_a_deleted_child_only_behind_a_read(
-    admin: Kube, these: Rooms, key: Key, proxy: Object, kind: Kind
-) -> None:
-    """A repair of a child that has gone meanwhile fails by its UID; the child is then made as a new object."""
-    await converged(admin, these, key, proxy)
+def broken_and_deleted(admin: Kube, parts: Components, key: Key, kind: Kind) -> Object:
+    """A child with drift that the store has, after it was deleted without the store's knowing."""
     broken = admin.patch(kind, child_key(key), DRIFT[kind])
-    these.know(kind, broken)
+    parts.deliver(kind, broken)
     admin.delete(kind, child_key(key))
     admin.wait_gone(kind, child_key(key))
+    return broken
 
-    await these.reconciler.reconcile(key)
+
+@pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
+async def test_a_late_repair_recreates_a_deleted_child_only_behind_a_read(
+    admin: Kube, parts: Components, key: Key, proxy: Object, kind: Kind
+) -> None:
+    """A repair of a child that has gone meanwhile is refused by its UID; the child is then created as a new object."""
+    await converged(admin, parts, key, proxy)
+    broken = broken_and_deleted(admin, parts, key, kind)
+
+    await parts.reconciler.reconcile(key)
 
     found = admin.get(kind, child_key(key))
     assert found["metadata"]["uid"] != broken["metadata"]["uid"]
-    assert (kind, Outcome.CREATED) in these.writes
-    assert (kind, Outcome.CONFIGURED) not in these.writes
+    assert (kind, Outcome.CREATED) in parts.writes
+    assert (kind, Outcome.CONFIGURED) not in parts.writes
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-async def test_a_late_repair_does_not_touch_a_stranger(
-    admin: Kube, these: Rooms, key: Key, proxy: Object, kind: Kind
+async def test_a_late_repair_does_not_touch_a_foreign_object(
+    admin: Kube, parts: Components, key: Key, proxy: Object, kind: Kind
 ) -> None:
-    """A stranger that took the name of a broken child is left as it is, although the store still knows the child."""
-    await converged(admin, these, key, proxy)
-    broken = admin.patch(kind, child_key(key), DRIFT[kind])
-    these.know(kind, broken)
-    admin.delete(kind, child_key(key))
-    admin.wait_gone(kind, child_key(key))
-    stranger = admin.create(kind, a_copy(broken))
+    """A foreign object under the name of a deleted child stays as it is, although the store still has the child."""
+    await converged(admin, parts, key, proxy)
+    broken = broken_and_deleted(admin, parts, key, kind)
+    foreign = admin.create(kind, a_copy(broken))
 
-    await these.reconciler.reconcile(key)
+    await parts.reconciler.reconcile(key)
 
     found = admin.get(kind, child_key(key))
-    assert without_status(found) == without_status(stranger)
+    assert without_status(found) == without_status(foreign)
     assert fields_of(found) == {}
     assert is_refused("Reconciled", "NameConflict")(admin.get(ENVOY_PROXY, key))
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-async def test_a_former_life_does_not_touch_the_children_of_the_new_one(
-    admin: Kube, control_plane: ControlPlane, these: Rooms, key: Key, proxy: Object, kind: Kind
+async def test_a_round_of_the_previous_incarnation_does_not_touch_the_new_ones_children(
+    admin: Kube, control_plane: ControlPlane, parts: Components, key: Key, proxy: Object, kind: Kind
 ) -> None:
-    """An operator that still believes in the former life repairs, re-owns and registers nothing of the new one."""
-    old = await converged(admin, these, key, proxy)
+    """An operator whose store has the previous incarnation repairs, adopts and registers nothing of the new one."""
+    old = await converged(admin, parts, key, proxy)
     broken = admin.patch(kind, child_key(key), DRIFT[kind])
-    new = reborn(admin, old)
-    async with rooms(control_plane.kubeconfig) as current:
+    new = recreated(admin, old)
+    async with components(control_plane.kubeconfig) as current:
         await converged(admin, current, key, new)
-    before = family(admin, key)
+    before = objects_of(admin, key)
 
-    async with rooms(control_plane.kubeconfig) as behind:
-        behind.know(ENVOY_PROXY, old)
-        behind.know(kind, broken)
+    async with components(control_plane.kubeconfig) as behind:
+        behind.deliver(ENVOY_PROXY, old)
+        behind.deliver(kind, broken)
         await behind.reconciler.reconcile(key)
-        claim = child_check(old)
-        plan = await behind.applier.plan(kind, declared_children(old)[kind], claim)
-        result = await behind.applier.execute(plan, claim)
+        check = child_check(old)
+        plan = await behind.applier.plan(kind, declared_children(old)[kind], check)
+        result = await behind.applier.execute(plan, check)
 
     assert result.outcome is Outcome.SKIPPED
-    after = family(admin, key)
+    after = objects_of(admin, key)
     assert after.uids == before.uids
     assert [without_status(each) for each in after.children.values()] == [
         without_status(each) for each in before.children.values()
@@ -294,7 +285,7 @@ async def test_a_former_life_does_not_touch_the_children_of_the_new_one(
 
 
 def a_copy(obj: Object) -> Object:
-    """What somebody creates who exported an object and changed hands: without identity and owner."""
+    """The object without its UID and owner, as somebody would create it from an export."""
     metadata = {name: obj["metadata"][name] for name in ("namespace", "name", "labels")}
     spec = {name: value for name, value in obj.get("spec", {}).items() if not name.startswith("clusterIP")}
     contents = {"data": obj["data"]} if "data" in obj else {"spec": spec}
@@ -302,7 +293,7 @@ def a_copy(obj: Object) -> Object:
 
 
 def without_status(obj: Object) -> Object:
-    """An object as its writers left it: controllers may report on it meanwhile."""
+    """An object with its field owners, without what controllers write about it meanwhile."""
     volatile = ("resourceVersion", "annotations")
     metadata = {name: value for name, value in obj["metadata"].items() if name not in volatile}
     metadata["managedFields"] = [

@@ -1,6 +1,6 @@
-"""What a real API server does with good and bad EnvoyProxies, before the operator ever sees them.
+"""What a real API server does with valid and invalid EnvoyProxies, without the operator.
 
-Everything is a dry run where nothing has to be stored: validation is the same and nothing is left behind.
+Requests are dry runs where nothing has to be stored: the validation is the same, and no object is left.
 """
 
 import os
@@ -41,7 +41,7 @@ def create(admin: Kube) -> Callable[[Object], Object]:
 
 @pytest.fixture
 def refusal(create: Callable[[Object], Object]) -> Callable[[Object], str]:
-    """The sentences with which the API server refuses an object, or nothing."""
+    """The sentences with which the API server refuses an object, or an empty text."""
 
     def message(obj: Object) -> str:
         try:
@@ -77,7 +77,7 @@ Refusal = Callable[[Object], str]
 def test_a_rule_refuses_its_case_with_its_advice_and_accepts_the_neighbour(
     case: Case, namespace: str, refusal: Refusal
 ) -> None:
-    """Each rule refuses what breaks it, says what to write instead, and leaves the nearest good value alone."""
+    """Each rule refuses what breaks it, says what to write instead, and accepts the nearest valid value."""
     good = proxy(namespace=namespace)
     assert refusal(edited(good, case.at, case.accepted)) == ""
     for value in case.refused:
@@ -108,8 +108,8 @@ def test_no_text_carries_another_languages_structure(at: api_cases.Path, namespa
             assert refusal(edited(good, at, text)) != "", text
 
 
-def test_the_biggest_object_is_affordable(namespace: str, refusal: Refusal) -> None:
-    """An object at every bound at once is judged within the API server's cost budget, and accepted."""
+def test_the_largest_object_is_accepted(namespace: str, refusal: Refusal) -> None:
+    """An object at every bound at once is within the API server's cost budget for rules."""
     big = proxy(namespace=namespace)
     big["spec"]["listeners"] = [
         {
@@ -142,13 +142,13 @@ def test_the_biggest_object_is_affordable(namespace: str, refusal: Refusal) -> N
     "at", [("spec", "listener"), ("spec", "listeners", 0, "routes", 0, "match", "path"), ("spec", "Paused"), ("typo",)]
 )
 def test_a_misspelt_field_is_named(at: api_cases.Path, namespace: str, refusal: Refusal) -> None:
-    """What would silently have no effect is refused by strict validation, which kubectl asks for by default."""
+    """A field that would have no effect is refused by strict validation, which is kubectl's default."""
     assert f'unknown field "{at[0]}' in refusal(edited(proxy(namespace=namespace), at, "x"))
 
 
 @pytest.mark.parametrize("member", ["listeners", "backends"])
 def test_a_missing_field_is_named(member: str, namespace: str, refusal: Refusal) -> None:
-    """A spec without listeners or backends is refused by the name of what is missing."""
+    """A spec without listeners or backends is refused with the name of the missing field."""
     bare = proxy(namespace=namespace)
     del bare["spec"][member]
     assert f"spec.{member}: Required value" in refusal(bare)
@@ -209,14 +209,14 @@ def test_scale(namespace: str, admin: Kube) -> None:
     assert admin.get(ENVOY_PROXY, key)["spec"]["replicas"] == 5
 
 
-def test_scale_is_bounded_too(namespace: str, admin: Kube) -> None:
-    """What the spec refuses, the scale subresource refuses."""
+def test_scale_has_the_bounds_of_the_spec(namespace: str, admin: Kube) -> None:
+    """The scale subresource refuses what the spec refuses."""
     admin.create(ENVOY_PROXY, proxy(namespace=namespace))
     with pytest.raises(KubeError, match="less than or equal to 100"):
         admin.patch(ENVOY_PROXY, Key(namespace, "checkout"), {"spec": {"replicas": 101}}, subresource="scale")
 
 
-def test_kubectl_shows_what_users_look_for(namespace: str, admin: Kube, kubectl: Callable[..., str]) -> None:
+def test_kubectl_shows_conditions_counters_and_reason(namespace: str, admin: Kube, kubectl: Callable[..., str]) -> None:
     """`kubectl get eproxy` shows the conditions, ready proxies and address, and -o wide the reason."""
     admin.create(ENVOY_PROXY, proxy(namespace=namespace))
     at = {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z", "message": ""}
@@ -262,7 +262,7 @@ def registration(namespace: str) -> Object:
 
 
 def test_a_record_keeps_its_owner_and_its_newest_generation(namespace: str, admin: Kube) -> None:
-    """The API server itself holds a record's fence: the UID never changes and the generation never goes back."""
+    """The API server itself refuses a record's change of its UID, and a lower generation."""
     record = registration(namespace)
     admin.create(PROXY_REGISTRATION, record)
     admin.patch(PROXY_REGISTRATION, key_of(record), {"spec": {"generation": 4}})

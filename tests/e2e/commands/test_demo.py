@@ -1,7 +1,8 @@
-"""The two commands that people meet first: the demo from end to end, and a cluster that stays until it is stopped."""
+"""The two commands of the README: the demo from end to end, and a cluster that runs until it is stopped."""
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +24,8 @@ from tests.e2e.stage import objects_in
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
-    bool(os.environ.get("E2E_KUBECONFIG")), reason="the demo removes what it makes: it is tried on clusters of its own"
+    bool(os.environ.get("E2E_KUBECONFIG")),
+    reason="the demo removes what it creates: it is tested on clusters of its own",
 )
 
 DEMO: Final = (sys.executable, "-m", "tests.e2e.demo", "--quiet-seconds=3")
@@ -43,8 +45,8 @@ def _binary(pytestconfig: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="module")
-def somebodys_cluster(_binary: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A cluster with a node, in which nothing of the operator was ever installed."""
+def existing_cluster(_binary: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A cluster with a node, in which nothing of the operator is installed."""
     log = tmp_path_factory.mktemp("node") / "node.log"
     with ControlPlane() as cluster, StandInNode(cluster.kubeconfig, log_file=log):
         yield cluster
@@ -118,10 +120,10 @@ def test_the_demo_ends_cleanly_when_it_is_interrupted() -> None:
                 break
         demo.send_signal(signal.SIGINT)
         demo.stdout.read()
-        said = demo.stderr.read()
+        errors = demo.stderr.read()
 
-    assert demo.returncode == 130, said
-    assert said.strip() == "demo: interrupted; everything that was started is stopped"
+    assert demo.returncode == 130, errors
+    assert errors.strip() == "demo: interrupted; everything that was started is stopped"
     assert not api_server_answers(port_in(output))
 
 
@@ -135,13 +137,21 @@ def test_the_demo_leaves_nothing_running_when_it_is_killed() -> None:
             if "applied:" in line:
                 break
         started = descendants(demo.pid)
+        logs = {log_of(number).parent for number, command in started.items() if "leashed_operator" in command}
         assert any("leashed_operator" in command for command in started.values()), started
         demo.kill()
 
     assert demo.returncode == -signal.SIGKILL
     wait_until(lambda: not still_running(started), 40, f"the end of {started}")
+    for directory in logs:  # a demo that is killed can't remove it
+        shutil.rmtree(directory)
     # A process that is gone from the list may still be closing its sockets.
     wait_until(lambda: not api_server_answers(port_in(output)), 10, "the API server to be gone")
+
+
+def log_of(pid: int) -> Path:
+    """The file to which a process writes."""
+    return Path(f"/proc/{pid}/fd/1").readlink()
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -167,14 +177,14 @@ def still_running(processes: Mapping[int, str]) -> dict[int, str]:
 
 
 @pytest.mark.timeout(300)  # the garbage collector learns of the new kinds within 30 s, and Pods drain for 30 s
-def test_the_demo_leaves_a_borrowed_cluster_as_it_was(somebodys_cluster: ControlPlane) -> None:
-    """With E2E_KUBECONFIG it plays there, asks by way of the API server, and removes all that it made."""
-    demo = run(*DEMO, E2E_KUBECONFIG=str(somebodys_cluster.kubeconfig))
+def test_the_demo_leaves_a_borrowed_cluster_as_it_was(existing_cluster: ControlPlane) -> None:
+    """With E2E_KUBECONFIG it runs there, sends requests through the API server, and removes all that it created."""
+    demo = run(*DEMO, E2E_KUBECONFIG=str(existing_cluster.kubeconfig))
 
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert "write requests by the operator: 0, says the operator's own metrics" in demo.stdout
     assert re.search(r"/proxy/ at the API server\n.* 200 'hello from app'", demo.stdout), demo.stdout
-    with Kube(somebodys_cluster.kubeconfig) as admin:
+    with Kube(existing_cluster.kubeconfig) as admin:
         assert admin.list(CUSTOM_RESOURCE_DEFINITION) == []
         for manifest in objects_in(*IDENTITY):
             kind = kind_of(manifest)
@@ -184,13 +194,13 @@ def test_the_demo_leaves_a_borrowed_cluster_as_it_was(somebodys_cluster: Control
         assert admin.find(NAMESPACE, Key("", "team-a")) is None
 
 
-def test_the_demo_refuses_a_cluster_where_it_would_disturb(somebodys_cluster: ControlPlane) -> None:
-    """A namespace with the sample's name is somebody's: one sentence, a non-zero exit, and nothing was made."""
-    with Kube(somebodys_cluster.kubeconfig) as admin:
+def test_the_demo_refuses_a_cluster_that_has_its_namespace(existing_cluster: ControlPlane) -> None:
+    """Where a namespace has the sample's name: one sentence, a non-zero exit, and nothing is created."""
+    with Kube(existing_cluster.kubeconfig) as admin:
         theirs = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}}
         admin.create(NAMESPACE, theirs)
         try:
-            demo = run(*DEMO, E2E_KUBECONFIG=str(somebodys_cluster.kubeconfig))
+            demo = run(*DEMO, E2E_KUBECONFIG=str(existing_cluster.kubeconfig))
             assert admin.find(NAMESPACE, Key("", "team-a")) is not None
             assert admin.find(NAMESPACE, Key("", OPERATOR_NAMESPACE)) is None
             assert admin.list(CUSTOM_RESOURCE_DEFINITION) == []

@@ -1,4 +1,4 @@
-"""``python -m operator_app explain``: who owns what, what drifted, and what would be written, without writing."""
+"""``python -m operator_app explain``: owners of fields, drift, and what would be written, without writing."""
 
 import subprocess
 import sys
@@ -8,19 +8,19 @@ from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE,
 from operator_app.desired import child_key
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.proxies import a_proxy, family, wait_reconciled
+from tests.e2e.proxies import a_proxy, objects_of, wait_reconciled
 
 
 def explain(kubeconfig: Path, proxy: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would, and give what it printed."""
+    """Run the command as a user does."""
     command = [sys.executable, "-m", "operator_app", "explain", proxy, "--kubeconfig", str(kubeconfig)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_explain_tells_owner_desired_and_live_of_every_field_and_writes_nothing(
+def test_explain_shows_owner_desired_and_live_of_every_field_and_writes_nothing(
     admin: Kube, namespace: str, operator_kubeconfig: Path, running_operator: OperatorProcess
 ) -> None:
-    """A drifted field is told with its taker, what is declared and what is there; the rest holds; nothing changes."""
+    """A drifted field has its manager, the declared and the live value; all others are as declared; nothing changes."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
@@ -30,10 +30,10 @@ def test_explain_tells_owner_desired_and_live_of_every_field_and_writes_nothing(
     admin.delete(CONFIG_MAP, child_key(key))
     before = admin.get(SERVICE, child_key(key)), admin.get(DEPLOYMENT, child_key(key)), admin.get(ENVOY_PROXY, key)
 
-    told = explain(operator_kubeconfig, str(key))
+    explained = explain(operator_kubeconfig, str(key))
 
-    assert told.returncode == 0, told.stderr
-    lines = told.stdout.splitlines()
+    assert explained.returncode == 0, explained.stderr
+    lines = explained.stdout.splitlines()
     service = f"Service {child_key(key)}"
     assert f"ConfigMap {child_key(key)}: does not exist; the next round creates it" in lines
     assert f"Deployment {child_key(key)}: holds; nothing to write" in lines
@@ -50,11 +50,11 @@ def test_explain_tells_owner_desired_and_live_of_every_field_and_writes_nothing(
     admin.wait_until(CONFIG_MAP, child_key(key), lambda live: "data" in live)
     repaired = explain(operator_kubeconfig, str(key)).stdout
     assert "!" not in repaired
-    assert family(admin, key).children.keys() == {CONFIG_MAP, DEPLOYMENT, SERVICE}
+    assert objects_of(admin, key).children.keys() == {CONFIG_MAP, DEPLOYMENT, SERVICE}
 
 
 def test_explain_answers_bad_input_with_one_sentence(operator_kubeconfig: Path) -> None:
-    """What is no address ends with 2, what does not exist with 1, and neither with a traceback."""
+    """A malformed address ends with 2, a proxy that does not exist with 1, and neither with a traceback."""
     malformed = explain(operator_kubeconfig, "web")
     assert (malformed.returncode, malformed.stderr) == (2, "operator_app: 'web' is not NAMESPACE/NAME\n")
     absent = explain(operator_kubeconfig, "default/no-such-proxy")

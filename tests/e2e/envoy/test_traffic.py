@@ -15,7 +15,7 @@ from operator_app.desired import child_key, selector_labels
 from tests.e2e.kube import POD, SERVICE_ACCOUNT, Kube, wait_until
 from tests.e2e.node import StandInNode
 from tests.e2e.prerequisites import lacking
-from tests.e2e.proxies import a_proxy, condition, family, history, holds, kstatus, version, wait_ready
+from tests.e2e.proxies import a_proxy, condition, history, holds, kstatus, objects_of, version, wait_ready
 
 IMAGE: Final = "envoyproxy/envoy:v1.40.0"
 READY_TIMEOUT_S: Final = 60.0
@@ -155,7 +155,7 @@ def test_requests_reach_the_declared_backend(admin: Kube, namespace: str) -> Non
     for path in ("/", "/readyz", "/stats", "/assets", "/ready/"):
         assert ask(address, READINESS_PORT, path=path)[0] == 404, "the readiness listener serves nothing else"
 
-    before = family(admin, key)
+    before = objects_of(admin, key)
     admin.patch(ENVOY_PROXY, key, {"spec": routed(namespace, to="next")["spec"]})
     deadline_mono = time.monotonic() + READY_TIMEOUT_S
     answers = []
@@ -172,7 +172,7 @@ def test_requests_reach_the_declared_backend(admin: Kube, namespace: str) -> Non
     wait_until(lambda: ask(moved, 10080)[0] == 200, what="the backend to be resolved")
     assert ask(moved, 10080) == (200, "next")
     assert ask(moved, 10080, path="/assets/logo.png") == (200, "assets")
-    assert family(admin, key).uids == before.uids
+    assert objects_of(admin, key).uids == before.uids
 
     after_edit = [each for each in history(admin, key, before.proxy) if each["metadata"]["generation"] == 2]
     ready_at = next(version(each) for each in after_edit if holds("Ready", generation=2)(each))

@@ -1,9 +1,9 @@
-"""Running scenarios with faults, many at a time, and judging every run.
+"""Runs scenarios with faults, many at a time, and checks every run.
 
 A *run* is one scenario in a namespace of its own with one fault at one point. Runs share one control plane and one
-operator at a time: the operator serves all namespaces, and the plan strikes each of them at its own point. So a run
-is never alone, which is how an operator lives, and hundreds of runs cost minutes. Which runs there are is decided in
-``catalogue``; what must hold for each is in ``verdict``.
+operator at a time: the operator serves all namespaces, and the plan has a fault for each of them. So the operator
+always has other work as well, as in a cluster, and hundreds of runs cost minutes. Which runs there are is decided in
+``catalogue``; what must hold for each is in ``checks``.
 """
 
 import json
@@ -22,30 +22,30 @@ from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPA
 from operator_app.desired import child_key
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry, AuditLog
-from tests.e2e.controlplane.audit import Mark, service_account_user
+from tests.e2e.controlplane.audit import Mark
 from tests.e2e.failover import epochs_out_of_order, out_of_order
-from tests.e2e.faults import verdict
-from tests.e2e.faults.mirror import ELSEWHERE, KINDS, Mirror, View, about
+from tests.e2e.faults import checks
+from tests.e2e.faults.observer import KINDS, REGISTRY_KINDS, Observer, View, about
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point, points_in_all
 from tests.e2e.faults.proxy import FaultProxy
-from tests.e2e.faults.scenarios import MARK, NAME, Scenario, fresh_proxy, hostnames
+from tests.e2e.faults.scenarios import FOREIGN_ANNOTATION, NAME, Scenario, fresh_proxy, hostnames
 from tests.e2e.kube import Kube
-from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import OPERATOR_USER
 
 SHARDS: Final[int] = Settings.model_fields["shards"].default
-OPERATOR: Final = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
 
-REST_S: Final = 1.5
+SETTLED_S: Final = 1.5
 """A run is over when nothing is wrong and nothing has changed for this long; counters settle within 1 s."""
 
 CONVERGE_TIMEOUT_S: Final = 60.0
-STRIKE_TIMEOUT_S: Final = 10.0
+INJECT_TIMEOUT_S: Final = 10.0
 KILL_TIMEOUT_S: Final = 30.0
 """Longer than for other faults: the operator has to start first."""
 POLL_S: Final = 0.05
 
 QUIET_AT_MOST: Final = timedelta(minutes=5)
-"""How much of the time after a run is looked at; later, a Deployment without a node rightly passes its deadline."""
+"""How much of the time after a run is checked; later, a Deployment without a node rightly passes its deadline."""
 
 ON_THE_WIRE: Final = frozenset(
     {
@@ -69,27 +69,27 @@ class Run:
     point: Point | None = None
     namespace: str = field(default_factory=lambda: f"f-{uuid.uuid4().hex[:10]}")
     uid: str = ""
-    bystanders: View = field(default_factory=dict)
-    is_waiting_for_rebirth: bool = False
+    foreign: View = field(default_factory=dict)
+    is_awaiting_recreation: bool = False
     acted_mono: float = 0.0
-    is_struck: bool = False
-    rested_at: datetime | None = None
+    is_injected: bool = False
+    settled_at: datetime | None = None
     problems: list[str] = field(default_factory=list)
-    seen: frozenset[tuple[object, str]] = frozenset()
-    seen_mono: float = 0.0
+    versions: frozenset[tuple[object, str]] = frozenset()
+    changed_mono: float = 0.0
 
     @property
     def fault(self) -> Fault:
         """The run's fault; a list or a watch as such is about no namespace."""
         assert self.kind is not None
         assert self.point is not None
-        is_everybodys = self.point.verb in ("list", "watch")
-        return Fault(self.namespace, self.kind, self.point, "" if is_everybodys else self.namespace)
+        is_about_none = self.point.verb in ("list", "watch")
+        return Fault(self.namespace, self.kind, self.point, "" if is_about_none else self.namespace)
 
     @property
     def has_survived(self) -> bool:
-        """Whether the run came to rest and nothing was wrong then or later."""
-        return self.rested_at is not None and not self.problems
+        """Whether the run settled and nothing was wrong then or later."""
+        return self.settled_at is not None and not self.problems
 
     def __str__(self) -> str:
         return f"{self.scenario.name}, {self.kind} at {self.point}, {self.namespace}"
@@ -108,10 +108,10 @@ class Campaign:
         self._admin = admin
         self._audit = audit
         self._directory = directory
-        self._mirror = Mirror(admin)
+        self._observer = Observer(admin)
         self._proxy = FaultProxy(kubeconfig, directory)
         self._operator = OperatorProcess(self._proxy.kubeconfig, directory / "operator.log")
-        self._told: list[Mapping[str, Any]] = []
+        self._notices: list[Mapping[str, Any]] = []
         self._starts = 0
         self._since: Mark | None = None
         self._runs: list[Run] = []
@@ -121,7 +121,7 @@ class Campaign:
 
     def __enter__(self) -> Self:
         with ExitStack() as resources:
-            resources.enter_context(self._mirror)
+            resources.enter_context(self._observer)
             resources.enter_context(self._proxy)
             resources.callback(self._operator.kill)
             self._since = self._audit.mark()
@@ -138,21 +138,21 @@ class Campaign:
         """The log of the latest operator."""
         return self._operator.log_text()
 
-    def operate(self, plan: Plan = Plan(), *flags: str, wait: bool = True) -> None:  # noqa: B008 - immutable
-        """Stop the operator that runs, if one does, and start one with a plan."""
+    def start_operator(self, plan: Plan = Plan(), *flags: str, wait: bool = True) -> None:  # noqa: B008 - immutable
+        """Stop the operator that runs, if one does, and start another one with a plan."""
         self.stop()
         self._starts += 1
-        self._told.clear()
+        self._notices.clear()
         inside = Plan(tuple(each for each in plan.faults if each.kind not in ON_THE_WIRE), plan.recorded)
         outside = Plan(tuple(each for each in plan.faults if each.kind in ON_THE_WIRE))
         plan_file = self._directory / f"plan-{self._starts}.json"
         inside.write(plan_file)
-        self._proxy.use(outside, self._told.append)
-        module = ("tests.e2e.faults.operator", str(plan_file), str(self._told_file), "run")
+        self._proxy.use(outside, self._notices.append)
+        module = ("tests.e2e.faults.operator", str(plan_file), str(self._notices_file), "run")
         self._operator.start(*flags, module=module, wait=wait)
 
     def stop(self) -> None:
-        """Stop the operator, and take note of a crash of a round and of writes that changed nothing."""
+        """Stop the operator, and record crashed rounds and writes that changed nothing as complaints."""
         if self._operator.is_running:
             avoidable = self._operator.metric("operator_app_writes_total", outcome="unchanged")
             if avoidable:
@@ -165,213 +165,211 @@ class Campaign:
             crashes = [line for line in self._operator.log() if line.get("event") == "round_crashed"]
             self.complaints += [f"operator {self._starts}: {line.get('exception')}" for line in crashes]
 
-    def told(self) -> list[Mapping[str, Any]]:
-        """What the carriers have told since the latest start."""
-        inside = self._told_file.read_bytes().splitlines() if self._told_file.exists() else []
-        return [*map(json.loads, inside), *self._told]
+    def notices(self) -> list[Mapping[str, Any]]:
+        """What both carriers have reported since the latest start."""
+        inside = self._notices_file.read_bytes().splitlines() if self._notices_file.exists() else []
+        return [*map(json.loads, inside), *self._notices]
 
     @property
-    def _told_file(self) -> Path:
-        return self._directory / f"told-{self._starts}.jsonl"
+    def _notices_file(self) -> Path:
+        return self._directory / f"notices-{self._starts}.jsonl"
 
     def prepare(self, runs: Sequence[Run]) -> None:
-        """Make the namespaces, the strangers in them, and converged proxies where the scenario wants one.
+        """Create the namespaces, foreign objects in them, and converged proxies where the scenario wants one.
 
-        An operator must be running whose plan is not about these namespaces. What is prepared already is passed over.
+        An operator must be running whose plan is not about these namespaces. Runs that are prepared are left out.
         """
-        runs = [run for run in runs if not run.bystanders]
+        runs = [run for run in runs if not run.foreign]
         self._runs += runs
         for run in runs:
             self._admin.create(
                 NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": run.namespace}}
             )
-            for kind, stranger in _strangers(run.namespace).items():
-                live = self._admin.create(kind, stranger)
-                run.bystanders[kind, Key(run.namespace, live["metadata"]["name"])] = live
+            for kind, foreign in _foreign_objects(run.namespace).items():
+                live = self._admin.create(kind, foreign)
+                run.foreign[kind, Key(run.namespace, live["metadata"]["name"])] = live
             if run.scenario.is_prepared:
                 run.uid = self._admin.create(ENVOY_PROXY, fresh_proxy(run.namespace))["metadata"]["uid"]
                 run.acted_mono = time.monotonic()
         prepared = [run for run in runs if run.scenario.is_prepared]
-        fresh = [
-            Run(_PREPARED, namespace=each.namespace, uid=each.uid, bystanders=each.bystanders) for each in prepared
-        ]
+        fresh = [Run(_PREPARED, namespace=each.namespace, uid=each.uid, foreign=each.foreign) for each in prepared]
         self._wait(fresh, CONVERGE_TIMEOUT_S)
         unprepared = [run for run in fresh if not run.has_survived]
         assert not unprepared, f"no undisturbed start for {unprepared[0]}: {unprepared[0].problems}\n{self.log}"
         for run in prepared:
             for kind in CHILD_KINDS:
-                patch = {"metadata": {"annotations": {MARK: "yes"}}}
+                patch = {"metadata": {"annotations": {FOREIGN_ANNOTATION: "yes"}}}
                 self._admin.patch(kind, child_key(Key(run.namespace, NAME)), patch, field_manager="stranger")
 
     def act(self, run: Run) -> None:
-        """Do what the scenario is about."""
+        """Perform the action of the scenario."""
         run.scenario.act(self._admin, run.namespace)
-        run.acted_mono = run.seen_mono = time.monotonic()
-        run.is_waiting_for_rebirth = run.scenario.is_reborn
+        run.acted_mono = run.changed_mono = time.monotonic()
+        run.is_awaiting_recreation = run.scenario.is_recreated
         if not run.scenario.is_prepared:
             run.uid = self._admin.get(ENVOY_PROXY, Key(run.namespace, NAME))["metadata"]["uid"]
 
-    def settle(self, runs: Iterable[Run], timeout_s: float = CONVERGE_TIMEOUT_S) -> None:
-        """Wait until every run is at rest, or for ``timeout_s``; what is wrong then stays in its ``problems``."""
+    def wait_settled(self, runs: Iterable[Run], timeout_s: float = CONVERGE_TIMEOUT_S) -> None:
+        """Wait until every run has settled, or for ``timeout_s``; what is wrong then stays in its ``problems``."""
         runs = list(runs)
         self._wait(runs, timeout_s)
-        self.note_strikes(runs)
+        self.note_injected(runs)
 
-    def note_strikes(self, runs: Iterable[Run]) -> None:
-        """Take over which faults have struck since the latest start."""
-        struck = {each["struck"] for each in self.told() if "struck" in each}
+    def note_injected(self, runs: Iterable[Run]) -> None:
+        """Mark the runs whose fault was injected since the latest start."""
+        injected = {each["injected"] for each in self.notices() if "injected" in each}
         for run in runs:
-            run.is_struck |= run.namespace in struck
+            run.is_injected |= run.namespace in injected
 
-    def wait_struck(self, runs: Sequence[Run], timeout_s: float = STRIKE_TIMEOUT_S) -> None:
-        """Wait until the faults of all runs have struck, or for ``timeout_s``."""
+    def wait_injected(self, runs: Sequence[Run], timeout_s: float = INJECT_TIMEOUT_S) -> None:
+        """Wait until the faults of all runs were injected, or for ``timeout_s``."""
         deadline_mono = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_mono and not all(run.is_struck for run in runs):
-            self._give_birth(runs)
+        while time.monotonic() < deadline_mono and not all(run.is_injected for run in runs):
+            self._recreate(runs)
             time.sleep(POLL_S)
-            self.note_strikes(runs)
+            self.note_injected(runs)
 
     def wait_killed(self, runs: Sequence[Run], timeout_s: float = KILL_TIMEOUT_S) -> None:
-        """Wait until the plan has killed the operator; one that lives on after ``timeout_s`` is killed all the same."""
+        """Wait until the plan has killed the operator; one that still runs after ``timeout_s`` is killed from here."""
         deadline_mono = time.monotonic() + timeout_s
         while self._operator.is_running and time.monotonic() < deadline_mono:
-            self._give_birth(runs)
+            self._recreate(runs)
             time.sleep(POLL_S)
         self._operator.kill()
         self._note_crashes()
-        self.note_strikes(runs)
+        self.note_injected(runs)
 
-    def pass_time(self, seconds: float, runs: Sequence[Run]) -> None:
-        """Let time pass; proxies of ``runs`` that are to be reborn are."""
+    def wait(self, seconds: float, runs: Sequence[Run]) -> None:
+        """Wait; proxies of ``runs`` that are to be created again meanwhile are."""
         deadline_mono = time.monotonic() + seconds
         while time.monotonic() < deadline_mono:
-            self._give_birth(runs)
+            self._recreate(runs)
             time.sleep(POLL_S)
 
-    def forget_lists(self) -> None:
-        """Old lists are from now on those of the next operator."""
-        self._proxy.forget_lists()
+    def reset_lists(self) -> None:
+        """The lists that the next operator gets are from now on the old ones."""
+        self._proxy.reset_lists()
 
     def record(self, scenarios: Iterable[Scenario], *, times: int) -> dict[str, tuple[Point, ...]]:
         """The points of undisturbed runs, by the scenario's name: those that all of ``times`` runs reached."""
         runs = [Run(scenario) for scenario in scenarios for _ in range(times)]
-        self.operate()
+        self.start_operator()
         self.prepare(runs)
-        self.operate(Plan(recorded=tuple(run.namespace for run in runs)))
+        self.start_operator(Plan(recorded=tuple(run.namespace for run in runs)))
         for run in runs:
             self.act(run)
-        self.settle(runs)
+        self.wait_settled(runs)
         failed = [run for run in runs if not run.has_survived]
         assert not failed, f"an undisturbed run failed: {failed[0]}: {failed[0].problems}\n{self.log}"
         reached: defaultdict[str, list[Point]] = defaultdict(list)
-        for each in self.told():
+        for each in self.notices():
             reached[each["about"]].append(Point(*each["point"]))
         by_scenario: defaultdict[str, list[list[Point]]] = defaultdict(list)
         for run in runs:
             by_scenario[run.scenario.name].append(reached[run.namespace])
         return {name: points_in_all(recordings) for name, recordings in by_scenario.items()}
 
-    def judge(self) -> None:
-        """Look at every run once more, from fresh lists and from the whole audit log; call it after the quiet time."""
+    def check_all(self) -> None:
+        """Check every run once more, by new lists and by the whole audit log; call it after the quiet time."""
         views: defaultdict[str, View] = defaultdict(dict)
         for kind in KINDS:
             for obj in self._admin.list(kind):
                 views[about(kind, obj)][kind, Key(obj["metadata"]["namespace"], obj["metadata"]["name"])] = obj
         writes: defaultdict[str, list[AuditEntry]] = defaultdict(list)
-        owners = {f"proxy-{uid}": run.namespace for run in self._runs for uid in self._mirror.lives(*_proxy_of(run))}
+        owners = {f"proxy-{uid}": run.namespace for run in self._runs for uid in self._observer.uids(*_proxy_of(run))}
         owners |= {name: run.namespace for run in self._runs for name in hostnames(run.namespace)}
         assert self._since is not None
-        written = self._audit.writes(OPERATOR, self._since)
+        written = self._audit.writes(OPERATOR_USER, self._since)
         for each in written:
             writes[_about(each, owners)].append(each)
-        # The version in the answer to a release may be older than the release, so it says nothing about its time.
-        datable = [each for each in written if not verdict.is_release(each)]
+        # The version in the response to a release may be older than the release, so it does not order it.
+        datable = [each for each in written if not checks.is_release(each)]
         self.complaints += out_of_order(datable, SHARDS, [run.namespace for run in self._runs])
         self.complaints += epochs_out_of_order(written, SHARDS)
         for run in self._runs:
-            if run.rested_at is not None:
-                run.problems += self._last_look(run, views[run.namespace], writes[run.namespace])
+            if run.settled_at is not None:
+                run.problems += self._final_problems(run, views[run.namespace], writes[run.namespace])
 
-    def _last_look(self, run: Run, view: View, writes: Sequence[AuditEntry]) -> list[str]:
+    def _final_problems(self, run: Run, view: View, writes: Sequence[AuditEntry]) -> list[str]:
         key = Key(run.namespace, NAME)
-        lives = {kind.kind: self._mirror.lives(kind, child_key(key)) for kind in CHILD_KINDS}
-        lives[ENVOY_PROXY.kind] = self._mirror.lives(ENVOY_PROXY, key)
-        lives |= {kind.kind: self._mirror.lives_about(kind, run.namespace) for kind in ELSEWHERE}
-        elsewhere = {*hostnames(run.namespace), *(f"proxy-{uid}" for uid in lives[ENVOY_PROXY.kind])}
+        uids = {kind.kind: self._observer.uids(kind, child_key(key)) for kind in CHILD_KINDS}
+        uids[ENVOY_PROXY.kind] = self._observer.uids(ENVOY_PROXY, key)
+        uids |= {kind.kind: self._observer.uids_about(kind, run.namespace) for kind in REGISTRY_KINDS}
+        elsewhere = {*hostnames(run.namespace), *(f"proxy-{uid}" for uid in uids[ENVOY_PROXY.kind])}
         found = [
-            *verdict.problems(run.scenario, run.namespace, view, run.bystanders, run.uid),
-            *verdict.lives_problems(run.scenario, lives),
-            *self._mirror.lies(run.namespace),
-            *verdict.write_problems(
+            *checks.problems(run.scenario, run.namespace, view, run.foreign, run.uid),
+            *checks.uid_problems(run.scenario, uids),
+            *self._observer.bad_transitions(run.namespace),
+            *checks.write_problems(
                 writes,
                 names=frozenset({NAME, child_key(key).name} | elsewhere),
                 may_repeat=run.kind is FaultKind.LOST_ANSWER,
             ),
         ]
-        assert run.rested_at is not None
+        assert run.settled_at is not None
         for each in writes:
-            observed_current_generation = each.resource == "events" and _is_worth_telling(run)
-            if run.rested_at < each.received_at < run.rested_at + QUIET_AT_MOST and not observed_current_generation:
-                found.append(f"needless write {each.received_at - run.rested_at} after the end: {each}")
+            is_expected_event = each.resource == "events" and _may_emit_events(run)
+            if run.settled_at < each.received_at < run.settled_at + QUIET_AT_MOST and not is_expected_event:
+                found.append(f"needless write {each.received_at - run.settled_at} after the run settled: {each}")
         return found
 
     def _wait(self, runs: Sequence[Run], timeout_s: float) -> None:
         deadline_mono = time.monotonic() + timeout_s
-        left = [run for run in runs if run.rested_at is None]
+        left = [run for run in runs if run.settled_at is None]
         while left:
-            self._give_birth(left)
+            self._recreate(left)
             for run in left:
-                self._look(run)
-            left = [run for run in left if run.rested_at is None]
+                self._check(run)
+            left = [run for run in left if run.settled_at is None]
             if time.monotonic() > deadline_mono:
                 return
             time.sleep(POLL_S)
 
-    def _look(self, run: Run) -> None:
-        """See whether a run has come to rest."""
-        view = self._mirror.view(run.namespace)
-        seen = frozenset((address, obj["metadata"]["resourceVersion"]) for address, obj in view.items())
-        if seen != run.seen or run.seen_mono == 0.0:
-            run.seen, run.seen_mono = seen, time.monotonic()
-            run.problems = list(verdict.problems(run.scenario, run.namespace, view, run.bystanders, run.uid))
-        open_s = time.monotonic() - max(run.seen_mono, run.acted_mono)
-        if not run.problems and not run.is_waiting_for_rebirth and open_s >= REST_S:
-            run.rested_at = datetime.now(UTC)
+    def _check(self, run: Run) -> None:
+        """Check a run, and mark it as settled once nothing is wrong and nothing has changed for ``SETTLED_S``."""
+        view = self._observer.view(run.namespace)
+        versions = frozenset((address, obj["metadata"]["resourceVersion"]) for address, obj in view.items())
+        if versions != run.versions or run.changed_mono == 0.0:
+            run.versions, run.changed_mono = versions, time.monotonic()
+            run.problems = list(checks.problems(run.scenario, run.namespace, view, run.foreign, run.uid))
+        unchanged_s = time.monotonic() - max(run.changed_mono, run.acted_mono)
+        if not run.problems and not run.is_awaiting_recreation and unchanged_s >= SETTLED_S:
+            run.settled_at = datetime.now(UTC)
 
-    def _give_birth(self, runs: Iterable[Run]) -> None:
+    def _recreate(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            if run.is_waiting_for_rebirth and (ENVOY_PROXY, Key(run.namespace, NAME)) not in self._mirror.view(
+            if run.is_awaiting_recreation and (ENVOY_PROXY, Key(run.namespace, NAME)) not in self._observer.view(
                 run.namespace
             ):
                 run.uid = self._admin.create(ENVOY_PROXY, fresh_proxy(run.namespace))["metadata"]["uid"]
-                run.is_waiting_for_rebirth = False
+                run.is_awaiting_recreation = False
                 run.acted_mono = time.monotonic()
 
 
 _PREPARED: Final = Scenario("preparation", lambda _admin, _namespace: None, is_prepared=False)
 
 
-def _is_worth_telling(run: Run) -> bool:
-    """Whether Events belong to a run, which may come late: of repairs, and of a removal that can't be done yet."""
-    return run.scenario.is_repair or run.point in [Point("delete", kind.kind) for kind in ELSEWHERE]
+def _may_emit_events(run: Run) -> bool:
+    """Whether a run causes Events, which may be written late: of repairs, and of a removal that can't be done yet."""
+    return run.scenario.is_repair or run.point in [Point("delete", kind.kind) for kind in REGISTRY_KINDS]
 
 
-_PLURALS_ELSEWHERE: Final = frozenset(kind.plural for kind in ELSEWHERE)
+_REGISTRY_PLURALS: Final = frozenset(kind.plural for kind in REGISTRY_KINDS)
 
 
 def _about(write: AuditEntry, owners: Mapping[str, str]) -> str:
-    """The namespace that a write is about; one to an object elsewhere that nobody should know is whose it says."""
-    if write.resource not in _PLURALS_ELSEWHERE:
+    """The namespace that a write is about; of an unknown record or claim it is the one that its content names."""
+    if write.resource not in _REGISTRY_PLURALS:
         return write.namespace
-    said: str = (write.request or {}).get("spec", {}).get("proxy", {}).get("namespace", "")
-    return owners.get(write.name, said)
+    named: str = (write.request or {}).get("spec", {}).get("proxy", {}).get("namespace", "")
+    return owners.get(write.name, named)
 
 
 def _proxy_of(run: Run) -> tuple[Any, Key]:
     return ENVOY_PROXY, Key(run.namespace, NAME)
 
 
-def _strangers(namespace: str) -> dict[Any, Object]:
+def _foreign_objects(namespace: str) -> dict[Any, Object]:
     metadata = {"namespace": namespace, "name": "bystander", "labels": {"app.kubernetes.io/name": "envoy"}}
     return {
         CONFIG_MAP: {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"keep": "me"}},

@@ -1,7 +1,7 @@
 """Which runs there are: every applicable fault at every point of every scenario. Pure.
 
-Runs are grouped by how they have to be conducted, because a fault may be felt by others: an event that is hidden only
-comes to light by a sweep, a stream that breaks does so for everybody, and a kill ends the operator.
+Runs are grouped by how they have to be conducted, because a fault may affect other runs: only a resync finds an event
+that was hidden, a stream that breaks carries the events of all namespaces, and a kill ends the operator.
 """
 
 from collections import defaultdict
@@ -15,11 +15,11 @@ from tests.e2e.faults.campaign import Run
 from tests.e2e.faults.plan import BREAKING, KILLS, FaultKind, Point, applicable
 from tests.e2e.faults.scenarios import SCENARIOS
 
-SWEPT: Final = frozenset({FaultKind.INVALID, FaultKind.HIDE, FaultKind.REPLAY})
-"""Faults after which the operator is rightly content, or rightly stalled, until its next sweep."""
+HEALED_BY_RESYNC: Final = frozenset({FaultKind.INVALID, FaultKind.HIDE, FaultKind.REPLAY})
+"""Faults after which the operator can't know better, or is rightly stalled, until its next resync."""
 
 WATCHED: Final = (*INDEXES, LEASE)
-"""Every kind that the operator lists and watches, in no namespace of a run."""
+"""Every kind that the operator lists and watches."""
 
 
 @dataclass(slots=True)
@@ -27,28 +27,28 @@ class Catalogue:
     """Runs by how they are conducted.
 
     ``kills``: the operator is killed. ``starts``: its lists and the opening of its watches go wrong when it starts.
-    ``breaking``: a stream breaks. ``alone``: felt by one proxy only. ``swept``: the same, healed by a sweep.
+    ``breaking``: a stream breaks. ``alone``: affects one proxy only. ``resynced``: the same, repaired by a resync.
     """
 
     kills: list[Run] = field(default_factory=list)
     starts: list[Run] = field(default_factory=list)
     breaking: list[Run] = field(default_factory=list)
     alone: list[Run] = field(default_factory=list)
-    swept: list[Run] = field(default_factory=list)
+    resynced: list[Run] = field(default_factory=list)
 
     def __len__(self) -> int:
         return sum(map(len, self.groups()))
 
     def groups(self) -> tuple[list[Run], ...]:
         """All groups, in the order in which they are conducted."""
-        return (self.kills, self.starts, self.breaking, self.alone, self.swept)
+        return (self.kills, self.starts, self.breaking, self.alone, self.resynced)
 
     def runs(self) -> list[Run]:
         """All runs."""
         return [run for group in self.groups() for run in group]
 
     def add(self, run: Run) -> None:
-        """Put a run where it belongs."""
+        """Add a run to its group."""
         assert run.kind is not None
         assert run.point is not None
         if run.point.verb in ("list", "watch"):
@@ -57,8 +57,8 @@ class Catalogue:
             self.kills.append(run)
         elif run.kind in BREAKING:
             self.breaking.append(run)
-        elif run.kind in SWEPT:
-            self.swept.append(run)
+        elif run.kind in HEALED_BY_RESYNC:
+            self.resynced.append(run)
         else:
             self.alone.append(run)
 
@@ -78,13 +78,13 @@ def everything(points: Mapping[str, Iterable[Point]]) -> Catalogue:
 def starts() -> Iterable[Run]:
     """Every fault at the first list and the first watch of every watched kind, while work of the scenarios waits.
 
-    Without Namespaces the operator does not begin and without Leases it holds no shard, so that the work is done shows
-    that these watches have healed, too. One operator runs at a time: what two would do with wrong Leases is shown by a
-    test with two replicas, in ``tests/e2e/faults/test_campaign.py``. Single reads and writes of Leases, and the one
-    look at a Namespace, are outside of the campaign, and so are watch events of both kinds.
+    The operator does not begin without Namespaces and holds no shard without Leases, so finished work shows that these
+    watches have recovered as well. One operator runs at a time: what two do with wrong Leases is shown by a test with
+    two replicas, in ``tests/e2e/faults/test_campaign.py``. Single reads and writes of Leases and the one read of a
+    Namespace are outside of the campaign, and so are watch events of both kinds.
 
-    After a 429 the operator puts looking at what it has served before off by up to two minutes, so with that fault only
-    declarations wait that were never served.
+    After a 429 the operator delays rounds of proxies that it has served before by up to two minutes, so with that fault
+    only proxies wait that were never served.
     """
     unserved = tuple(scenario for scenario in SCENARIOS if not scenario.is_repair)
     number = 0
@@ -97,7 +97,7 @@ def starts() -> Iterable[Run]:
 
 
 def waves(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs that break streams, so that no two of a wave break the same one, and all of a wave do it the same way."""
+    """Runs that break streams, in waves: no two of a wave break the same stream, and all do it in the same way."""
     lines: defaultdict[tuple[FaultKind | None, str], list[Run]] = defaultdict(list)
     for run in runs:
         assert run.point is not None

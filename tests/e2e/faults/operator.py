@@ -1,8 +1,8 @@
-"""The operator with faults inside: ``python -m tests.e2e.faults.operator PLAN TOLD run ...``.
+"""The operator with a plan of faults: ``python -m tests.e2e.faults.operator PLAN NOTICES run ...``.
 
-``PLAN`` is the JSON file of a ``Plan``. ``TOLD`` gets one JSON line for every fault that strikes and for everything
-that the plan wants recorded, written before the fault happens, so a kill is told of as well. Everything behind these
-two is the operator's own command line.
+``PLAN`` is the JSON file of a ``Plan``. The file ``NOTICES`` gets one JSON line for every fault and for everything that
+the plan wants recorded. A line is written before its fault happens, so the one of a kill is there as well. Everything
+behind these two is the operator's own command line.
 """
 
 import functools
@@ -17,20 +17,22 @@ from unittest import mock
 from operator_app import app
 from operator_app.__main__ import main
 from operator_app.kube.client import Cluster
-from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.injector import Injector
 from tests.e2e.faults.plan import Plan
 from tests.e2e.faults.transport import FaultyTransport
 
 
-def run(plan: Path, told: Path, arguments: list[str]) -> int:
+def run(plan: Path, notices: Path, arguments: list[str]) -> int:
     """Run the operator with a plan; returns its exit code, unless the plan kills it."""
-    descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(notices, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def tell(what: Mapping[str, Any]) -> None:
+    def notify(what: Mapping[str, Any]) -> None:
         os.write(descriptor, json.dumps(what).encode() + b"\n")
 
-    ledger = Ledger(Plan.read(plan), tell)
-    connect = functools.partial(Cluster.connect, transport_wrapper=functools.partial(FaultyTransport, ledger=ledger))
+    injector = Injector(Plan.read(plan), notify)
+    connect = functools.partial(
+        Cluster.connect, transport_wrapper=functools.partial(FaultyTransport, injector=injector)
+    )
     with mock.patch.object(app, "run", functools.partial(app.run, connect=connect)):
         return main(arguments)
 

@@ -1,12 +1,12 @@
 """The vocabulary of fault injection: which fault, at which request or event, about which proxy. Pure.
 
-A fault is data. A plan is a tuple of faults, travels as one JSON file, and means the same to both carriers (the
-transport in the operator's process and the proxy in front of the API server). Carrying faults out does not belong here.
+A fault is data. A plan is a tuple of faults in one JSON file, and means the same to both carriers (the transport in the
+operator's process and the proxy in front of the API server). Carrying faults out does not belong here.
 
 A *point* is the n-th request of one sort (verb, kind, subresource), or the n-th event of a kind in watch streams, that
 is about one namespace. Everything about a proxy is about its namespace: the proxy, its children, and its record in the
-registry and its claims on hostnames, which live elsewhere but name the proxy. Lists and watches are about no namespace,
-so theirs is empty.
+registry and its claims on hostnames, which are in another namespace but name the proxy. Lists and watches are about no
+namespace, so theirs is empty.
 """
 
 from collections.abc import Iterable
@@ -54,14 +54,14 @@ class FaultKind(StrEnum):
 
 KILLS: Final = frozenset({FaultKind.KILL_BEFORE, FaultKind.KILL_BEHIND})
 BREAKING: Final = frozenset({FaultKind.CUT, FaultKind.HALF_OPEN, FaultKind.GONE_IN_STREAM})
-"""Faults that end a stream for everybody who is told of in it."""
+"""Faults that end a stream, also for all other namespaces whose events it carries."""
 
-_BROKEN_WAY: Final = (FaultKind.RESET, FaultKind.LOST_ANSWER, FaultKind.DELAY)
-_OVERLOAD: Final = (FaultKind.THROTTLED, FaultKind.BROKEN, FaultKind.UNAVAILABLE)
+_CONNECTION_FAULTS: Final = (FaultKind.RESET, FaultKind.LOST_ANSWER, FaultKind.DELAY)
+_SERVER_FAULTS: Final = (FaultKind.THROTTLED, FaultKind.BROKEN, FaultKind.UNAVAILABLE)
 
 
 class Point(NamedTuple):
-    """One place where a fault can strike; ``n`` counts from 1."""
+    """One place where a fault can be injected; ``n`` counts from 1."""
 
     verb: str
     kind: str
@@ -74,7 +74,7 @@ class Point(NamedTuple):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that goes wrong once. ``id`` is the name under which a carrier tells that it has struck."""
+    """One thing that goes wrong once. By its ``id`` a carrier reports that it was injected."""
 
     id: str
     kind: FaultKind
@@ -83,7 +83,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a carrier has to do: strike ``faults``, and tell of every request and event about ``recorded``."""
+    """What a carrier has to do: inject ``faults``, and report every request and event about ``recorded`` namespaces."""
 
     faults: tuple[Fault, ...] = ()
     recorded: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Asked(NamedTuple):
 
 
 def applicable(point: Point) -> tuple[FaultKind, ...]:
-    """Every fault that can happen at a point; one that no API server or network could cause there is left out."""
+    """Every fault that an API server, a network or a kernel can cause at a point."""
     match point.verb:
         case "event":
             return (
@@ -120,14 +120,14 @@ def applicable(point: Point) -> tuple[FaultKind, ...]:
                 FaultKind.HIDE,
             )
         case "get":
-            return (*_BROKEN_WAY, *_OVERLOAD)
+            return (*_CONNECTION_FAULTS, *_SERVER_FAULTS)
         case "list":
-            return (*_BROKEN_WAY, *_OVERLOAD, FaultKind.GONE, FaultKind.OLD_LIST)
+            return (*_CONNECTION_FAULTS, *_SERVER_FAULTS, FaultKind.GONE, FaultKind.OLD_LIST)
         case "watch":
-            return (*_BROKEN_WAY, *_OVERLOAD, FaultKind.GONE)
+            return (*_CONNECTION_FAULTS, *_SERVER_FAULTS, FaultKind.GONE)
         case _:
             kills = (FaultKind.KILL_BEFORE, FaultKind.KILL_BEHIND)
-            return (*_BROKEN_WAY, FaultKind.CONFLICT, FaultKind.INVALID, *_OVERLOAD, *kills)
+            return (*_CONNECTION_FAULTS, FaultKind.CONFLICT, FaultKind.INVALID, *_SERVER_FAULTS, *kills)
 
 
 def points_in_all(recordings: Iterable[Iterable[Point]]) -> tuple[Point, ...]:

@@ -1,8 +1,8 @@
 """The carrier between processes: a reverse proxy with TLS of its own, between the operator and the API server.
 
 It shows a certificate of its own authority, and the kubeconfig that it writes trusts only that one; the bearer token
-passes through. HTTP/1.1 with keep-alive and chunked bodies is h11's; every client connection has one connection to the
-API server behind it, so that what breaks for one breaks for nobody else.
+passes through. HTTP/1.1 with keep-alive and chunked bodies is h11's. Every client connection has a connection to the
+API server of its own, so that a broken one affects no other client.
 """
 
 import base64
@@ -24,19 +24,19 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.tls import TLSListener, TLSStream
 
 from operator_app.kube.kubeconfig import endpoint
-from tests.e2e.faults.answers import DELAY_S, Break, StreamEditor, phrase, refusal
-from tests.e2e.faults.ledger import Ledger, Tell
+from tests.e2e.faults.injector import Injector, Notify
 from tests.e2e.faults.plan import KILLS, Asked, Fault, FaultKind, Plan, asked
+from tests.e2e.faults.responses import DELAY_S, Break, StreamEditor, phrase, refusal
 
 _CHUNK_BYTES: Final = 65536
-_GONE: Final = (
+_DISCONNECTED: Final = (
     anyio.EndOfStream,
     anyio.BrokenResourceError,
     anyio.ClosedResourceError,
     h11.RemoteProtocolError,
     OSError,
 )
-"""What a connection raises whose other end has gone."""
+"""What a connection raises whose other end is closed."""
 
 
 class FaultProxy:
@@ -50,19 +50,19 @@ class FaultProxy:
         self._upstream = endpoint(kubeconfig, None, environ={})
         self._original = kubeconfig
         self.kubeconfig = directory / f"through-faults-{kubeconfig.name}"
-        self._ledger = Ledger(Plan(), lambda _: None)
+        self._injector = Injector(Plan(), lambda _: None)
         self._first_lists: dict[str, bytes] = {}
         self._resources = ExitStack()
 
-    def use(self, plan: Plan, tell: Tell) -> None:
+    def use(self, plan: Plan, notify: Notify) -> None:
         """Replace the plan, and begin to count anew. Raises ``ValueError`` for a fault that no proxy can cause."""
         impossible = [fault for fault in plan.faults if fault.kind in KILLS]
         if impossible:
             raise ValueError(f"a proxy can't kill the operator: {impossible[0]}")
-        self._ledger = Ledger(plan, tell)
+        self._injector = Injector(plan, notify)
 
-    def forget_lists(self) -> None:
-        """What lists show from now on is what ``OLD_LIST`` answers with later."""
+    def reset_lists(self) -> None:
+        """The next answer to each list is the one that ``OLD_LIST`` repeats later."""
         self._first_lists.clear()
 
     def __enter__(self) -> Self:
@@ -98,13 +98,13 @@ class FaultProxy:
         with anyio.CancelScope() as scope:
             async with listener:
                 task_status.started((scope, tcp.extra(anyio.abc.SocketAttribute.local_port)))
-                await listener.serve(self._converse)
+                await listener.serve(self._serve_connection)
 
-    async def _converse(self, stream: TLSStream) -> None:
+    async def _serve_connection(self, stream: TLSStream) -> None:
         """One client's connection, request by request."""
         client = _Peer(stream, h11.Connection(h11.SERVER))
         async with stream:
-            with suppress(*_GONE):
+            with suppress(*_DISCONNECTED):
                 async with await self._connect() as behind:
                     server = _Peer(behind, h11.Connection(h11.CLIENT))
                     while await self._exchange(client, server):
@@ -127,7 +127,7 @@ class FaultProxy:
         target = request.target.decode()
         headers = {name.decode().lower(): value.decode() for name, value in request.headers}
         what = asked(request.method.decode(), target, headers.get("content-type", ""))
-        fault = self._ledger.request(what, body)
+        fault = self._injector.request(what, body)
         kind = fault.kind if fault is not None else None
         refused = refusal(kind) if kind is not None else None
         if refused is not None:
@@ -144,7 +144,7 @@ class FaultProxy:
         if what.verb == "watch" and response.status_code == 200 and kind is not FaultKind.LOST_ANSWER:
             if kind is FaultKind.DELAY:
                 await anyio.sleep(DELAY_S)
-            await self._stream(client, server, response, StreamEditor(self._ledger, what.kind))
+            await self._stream(client, server, response, StreamEditor(self._injector, what.kind))
             return False
         return await self._answer(client, response, await server.body(), what, target, fault)
 
@@ -158,7 +158,7 @@ class FaultProxy:
         if kind is FaultKind.DELAY:
             await anyio.sleep(DELAY_S)
         if what.verb == "list" and response.status_code == 200:
-            self._ledger.listed(what.kind, body)
+            self._injector.listed(what.kind, body)
             first = self._first_lists.setdefault(target, body)
             if kind is FaultKind.OLD_LIST:
                 body = first
@@ -167,16 +167,16 @@ class FaultProxy:
         return True
 
     async def _stream(self, client: "_Peer", server: "_Peer", response: h11.Response, editor: StreamEditor) -> None:
-        """Pass a watch on until it ends, breaks, or the client has gone; its connections are not used again."""
+        """Pass a watch on until it ends, breaks, or the client closes; its connections are not used again."""
         async with anyio.create_task_group() as both:
 
             async def end_with_client() -> None:
-                with suppress(*_GONE):
-                    await client.stream.receive()  # a client that watches sends nothing: this is its end
+                with suppress(*_DISCONNECTED):
+                    await client.stream.receive()  # a client that watches sends nothing: this returns when it closes
                 both.cancel_scope.cancel()
 
             both.start_soon(end_with_client)
-            with suppress(*_GONE):
+            with suppress(*_DISCONNECTED):
                 await self._pass_on(client, server, response, editor)
             both.cancel_scope.cancel()
 
@@ -198,7 +198,7 @@ class FaultProxy:
 
 
 class _QuietListener(TLSListener):
-    """A client that is killed while it connects is nothing to tell of."""
+    """Logs nothing about a client that is killed while it connects."""
 
     @staticmethod
     async def handle_handshake_error(exc: BaseException, stream: anyio.abc.AnyByteStream) -> None:
@@ -209,7 +209,7 @@ class _QuietListener(TLSListener):
 
 
 class _Peer:
-    """One end of a conversation: a stream of bytes, and what they mean."""
+    """One end of a connection: a stream of bytes, and the HTTP state of it."""
 
     def __init__(self, stream: TLSStream, http: h11.Connection) -> None:
         self.stream = stream
@@ -251,7 +251,7 @@ class _Peer:
         await self.send(response, h11.Data(body), h11.EndOfMessage())
 
     async def reset(self) -> None:
-        """Close the connection the rude way: the other end's next read or write fails (RST)."""
+        """Close the connection with a TCP reset: the other end's next read or write fails."""
         raw: socket.socket = self.stream.extra(anyio.abc.SocketAttribute.raw_socket)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await anyio.aclose_forcefully(self.stream.transport_stream)

@@ -1,7 +1,7 @@
-"""What happens to a proxy while something goes wrong: the scenarios, each of them one small action of an administrator.
+"""Scenarios: what an administrator does to a proxy, in one action each, while a fault is injected.
 
-A scenario begins with no proxy at all, or with one that has converged (``is_prepared``), and says what must be there in
-the end. It knows nothing of faults.
+A scenario begins without a proxy, or with one that has converged (``is_prepared``), and says what must exist in the
+end. It knows nothing of faults.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,29 +25,29 @@ from tests.e2e.kube import Kube
 from tests.e2e.proxies import a_proxy
 
 NAME: Final = "web"
-MARK: Final = "stranger.example.com/keep"
-"""An annotation that somebody else puts on prepared children, and that has to survive every repair."""
+FOREIGN_ANNOTATION: Final = "stranger.example.com/keep"
+"""An annotation that another writer puts on prepared children, and that has to survive every repair."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``act`` is done once. ``lives`` counts the UIDs of each kind in the end, where it is not one.
+    """``act`` is called once. ``uids`` is how many UIDs each kind has had in the end, where that is not one.
 
     Of a child or a proxy these are the UIDs under its name, of records and claims all that ever named the proxy.
-    ``is_reborn``: once the proxy has gone, it is created anew. ``is_repair``: what the operator does is worth an Event.
+    ``is_recreated``: once the proxy is gone, it is created again. ``is_repair``: the operator emits an Event about it.
     """
 
     name: str
     act: Callable[[Kube, str], None]
     is_prepared: bool = True
     ends_gone: bool = False
-    is_reborn: bool = False
+    is_recreated: bool = False
     is_repair: bool = False
-    lives: Mapping[str, int] = field(default_factory=dict)
+    uids: Mapping[str, int] = field(default_factory=dict)
 
 
 def hostnames(namespace: str) -> tuple[str, str]:
-    """The hostname that the proxy in a namespace begins with, and the one that an edit gives it; nobody else's."""
+    """The hostname that the proxy in a namespace begins with, and the one that an edit gives it; both are its own."""
     return f"{namespace}.example.com", f"edited.{namespace}.example.com"
 
 
@@ -67,7 +67,7 @@ def _edit(admin: Kube, namespace: str) -> None:
     admin.patch(ENVOY_PROXY, Key(namespace, NAME), {"spec": change})
 
 
-def _lose_children(admin: Kube, namespace: str) -> None:
+def _delete_children(admin: Kube, namespace: str) -> None:
     for kind in CHILD_KINDS:
         admin.delete(kind, child_key(Key(namespace, NAME)))
 
@@ -88,9 +88,9 @@ _EVERYTHING_TWICE: Final = {kind.kind: 2 for kind in (ENVOY_PROXY, *CHILD_KINDS,
 
 SCENARIOS: Final = (
     Scenario("first reconcile", _create, is_prepared=False),
-    Scenario("edit of the spec", _edit, lives={HOSTNAME_CLAIM.kind: 2}),
-    Scenario("loss of the children", _lose_children, is_repair=True, lives={kind.kind: 2 for kind in CHILD_KINDS}),
+    Scenario("edit of the spec", _edit, uids={HOSTNAME_CLAIM.kind: 2}),
+    Scenario("loss of the children", _delete_children, is_repair=True, uids={kind.kind: 2 for kind in CHILD_KINDS}),
     Scenario("drift of the children", _drift, is_repair=True),
     Scenario("deletion", _delete, ends_gone=True),
-    Scenario("re-creation", _delete, is_reborn=True, lives=_EVERYTHING_TWICE),
+    Scenario("re-creation", _delete, is_recreated=True, uids=_EVERYTHING_TWICE),
 )

@@ -1,6 +1,6 @@
-"""Faults do what they say, and the operator survives a fixed slice of them; ``make faults`` tries every point.
+"""Faults have their effect, and the operator survives a fixed selection of them; ``make faults`` tries every point.
 
-The first half holds the two carriers to their vocabulary, since a fault that does not happen proves nothing.
+The first half tests the two carriers, since a fault that does not happen proves nothing.
 """
 
 import itertools
@@ -29,13 +29,13 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.responses import Page, WatchEvent
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.failover import epochs_out_of_order, out_of_order
-from tests.e2e.faults.answers import DELAY_S, RETRY_AFTER_S
 from tests.e2e.faults.campaign import SHARDS, Campaign, Run
 from tests.e2e.faults.catalogue import WATCHED, Catalogue
-from tests.e2e.faults.experiment import conduct
-from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.conduct import conduct
+from tests.e2e.faults.injector import Injector
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.faults.proxy import FaultProxy
+from tests.e2e.faults.responses import DELAY_S, RETRY_AFTER_S
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.faults.transport import FaultyTransport
 from tests.e2e.kube import Kube, wait_until
@@ -50,7 +50,7 @@ FIRST, EDIT, LOSS, DRIFT, DELETION, RE_CREATION = SCENARIOS
 QUIET_S: Final = 3.0
 IDLE_S: Final = 1.0
 
-SLICE: Final = (
+SELECTION: Final = (
     (FIRST, FaultKind.RESET, Point("apply", "ConfigMap")),
     (FIRST, FaultKind.LOST_ANSWER, Point("apply", "Deployment")),
     (FIRST, FaultKind.DELAY, Point("apply", "ProxyRegistration")),
@@ -83,18 +83,12 @@ SLICE: Final = (
     *((SCENARIOS[1 + n % 5], FaultKind.OLD_LIST, Point("list", kind.kind)) for n, kind in enumerate(WATCHED)),
 )  # fmt: skip
 
-LEASES_SEEN_WRONGLY: Final = (
+LEASE_FAULTS: Final = (
     (FaultKind.OLD_LIST, "list"),
     (FaultKind.GONE, "list"),
     (FaultKind.LOST_ANSWER, "watch"),
     (FaultKind.GONE, "watch"),
 )
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
 
 
 @pytest.fixture(params=["transport", "proxy"])
@@ -103,7 +97,7 @@ def carrier(request: pytest.FixtureRequest, operator_kubeconfig: Path, tmp_path:
 
     @asynccontextmanager
     async def inside(plan: Plan) -> AsyncGenerator[Cluster]:
-        wrapper = partial(FaultyTransport, ledger=Ledger(plan, lambda _: None))
+        wrapper = partial(FaultyTransport, injector=Injector(plan, lambda _: None))
         async with Cluster.connect(
             user_agent="test", kubeconfig=operator_kubeconfig, transport_wrapper=wrapper
         ) as cluster:
@@ -123,7 +117,7 @@ def carrier(request: pytest.FixtureRequest, operator_kubeconfig: Path, tmp_path:
 
 
 def a_config_map(namespace: str, text: str = "one") -> Object:
-    """Something that the operator's identity may write."""
+    """An object that the operator's identity may write."""
     metadata = {"namespace": namespace, "name": "thing"}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"text": text}}
 
@@ -146,10 +140,10 @@ def plan_of(kind: FaultKind, point: Point, about: str = "") -> Plan:
         (FaultKind.UNAVAILABLE, TransientError, False),
     ],
 )
-async def test_a_write_meets_the_fault_once_and_is_carried_out_or_not(
+async def test_a_fault_of_a_write_happens_once_before_or_after_the_write(
     carrier: Carrier, namespace: str, kind: FaultKind, error: type[OperatorError] | None, *, is_done: bool
 ) -> None:
-    """The n-th matching write, and only that one, fails the way the plan says, behind or before the API server."""
+    """The n-th matching write, and only that one, fails as the plan says, before or after it is stored."""
     begun_mono = anyio.current_time()
     async with carrier(plan_of(kind, Point("apply", "ConfigMap", n=2), namespace)) as cluster:
         await cluster.apply(CONFIG_MAP, a_config_map(namespace), force=False)
@@ -179,7 +173,7 @@ async def listed(cluster: Cluster, namespace: str) -> Page:
 async def test_a_list_can_be_refused_as_gone_and_answered_with_old_data(
     carrier: Carrier, admin: Kube, namespace: str
 ) -> None:
-    """410 comes once; an old list is the first one that was given, whole and with its resourceVersion."""
+    """410 comes once; an old list is the first one of this client, complete and with its resourceVersion."""
     gone = Fault("gone", FaultKind.GONE, Point("list", "ConfigMap", n=2))
     old = Fault("old", FaultKind.OLD_LIST, Point("list", "ConfigMap", n=3))
     async with carrier(Plan((gone, old))) as cluster:
@@ -202,7 +196,7 @@ async def test_a_list_can_be_refused_as_gone_and_answered_with_old_data(
         (FaultKind.GONE_IN_STREAM, ["one"], (GoneError,)),
     ],
 )
-async def test_an_event_meets_the_fault(
+async def test_a_fault_of_an_event_happens(
     carrier: Carrier,
     admin: Kube,
     namespace: str,
@@ -210,7 +204,7 @@ async def test_an_event_meets_the_fault(
     texts: list[str],
     errors: tuple[type[OperatorError], ...],
 ) -> None:
-    """The second event about the namespace is hidden, doubled with all before it, or the stream's last."""
+    """The second event about the namespace is hidden, repeated with all before it, or the last one of the stream."""
     seen: list[WatchEvent] = []
     failed: OperatorError | None = None
     # Every namespace gets this one by itself, a moment after it was made; its event must not be one of those counted.
@@ -236,7 +230,7 @@ async def test_an_event_meets_the_fault(
 
 
 def report(line: str) -> None:
-    """Shown with a failure."""
+    """Print a line, which pytest shows with a failure."""
     print(time.strftime("%X"), line, file=sys.stderr)
 
 
@@ -247,47 +241,47 @@ def campaign(admin: Kube, operator_kubeconfig: Path, audit: AuditLog, tmp_path: 
 
 
 @pytest.mark.timeout(240)
-def test_a_fixed_slice_of_all_points_is_survived(campaign: Campaign) -> None:
-    """Every kind of fault, over every scenario: converged, one of everything, nothing foreign touched, then quiet."""
+def test_a_fixed_selection_of_all_points_is_survived(campaign: Campaign) -> None:
+    """Every kind of fault, over every scenario: converged, one of each, nothing foreign written, then no writes."""
     catalogue = Catalogue()
-    for scenario, kind, point in SLICE:
+    for scenario, kind, point in SELECTION:
         catalogue.add(Run(scenario, kind, point))
     with campaign:
-        campaign.operate()
-        runs = conduct(campaign, catalogue, quiet_s=QUIET_S, sweep_interval_s=2, report=report)
-    assert [str(run) for run in runs if not run.is_struck] == []
+        campaign.start_operator()
+        runs = conduct(campaign, catalogue, quiet_s=QUIET_S, resync_interval_s=2, report=report)
+    assert [str(run) for run in runs if not run.is_injected] == []
     assert {str(run): run.problems for run in runs if not run.has_survived} == {}
-    assert len(runs) == len(SLICE)
+    assert len(runs) == len(SELECTION)
     assert campaign.complaints == []
 
 
-def test_a_deletion_that_no_watch_tells_of_ends_the_writing(campaign: Campaign) -> None:
-    """Of a proxy, record or claim that has gone unseen, the first refusal is enough: it takes no sweep to be quiet."""
+def test_a_deletion_that_no_watch_delivers_ends_the_writes(campaign: Campaign) -> None:
+    """After a deletion whose event was hidden, the first refused write ends the writes: that takes no resync."""
     runs = [
         Run(DELETION, FaultKind.HIDE, Point("event", "EnvoyProxy", n=2)),
         Run(DELETION, FaultKind.HIDE, Point("event", "ProxyRegistration")),
         Run(DELETION, FaultKind.HIDE, Point("event", "HostnameClaim")),
     ]
     with campaign:
-        campaign.operate()
+        campaign.start_operator()
         campaign.prepare(runs)
-        campaign.operate(Plan(tuple(run.fault for run in runs)))
+        campaign.start_operator(Plan(tuple(run.fault for run in runs)))
         for run in runs:
             campaign.act(run)
-        campaign.settle(runs)
-        campaign.pass_time(QUIET_S, runs)
-        campaign.judge()
-    assert all(run.is_struck for run in runs)
+        campaign.wait_settled(runs)
+        campaign.wait(QUIET_S, runs)
+        campaign.check_all()
+    assert all(run.is_injected for run in runs)
     assert {str(run): run.problems for run in runs if not run.has_survived} == {}
 
 
 @pytest.mark.timeout(240)
-def test_leases_that_are_seen_wrongly_make_no_second_holder(
+def test_wrong_reads_of_leases_make_no_second_holder(
     admin: Kube, namespace: str, operator_kubeconfig: Path, audit: AuditLog, tmp_path: Path
 ) -> None:
-    """Whoever starts with such a fault, or an old list that names itself, writes only after the other one has gone."""
+    """A replica that starts with such a fault, or an old list that names itself, writes only after the other stops."""
     key, since, replicas = Key(namespace, "web"), audit.mark(), itertools.count(1)
-    told: list[object] = []
+    notices: list[object] = []
 
     def edit_is_served() -> None:
         admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": next(replicas)}})
@@ -304,16 +298,16 @@ def test_leases_that_are_seen_wrongly_make_no_second_holder(
         admin.create(ENVOY_PROXY, a_proxy(*key))
         wait_reconciled(admin, key)
         faulty.kill()
-        proxy.forget_lists()
-        faulty.start()  # what it lists now, and gets again later, says that it holds
+        proxy.reset_lists()
+        faulty.start()  # what it lists now, and gets again later, names it as the holder
         edit_is_served()
-        for kind, verb in LEASES_SEEN_WRONGLY:
-            told.clear()
+        for kind, verb in LEASE_FAULTS:
+            notices.clear()
             faulty.stop()
             edit_is_served()
-            proxy.use(plan_of(kind, Point(verb, LEASE.kind)), told.append)
+            proxy.use(plan_of(kind, Point(verb, LEASE.kind)), notices.append)
             faulty.start()
-            wait_until(lambda: bool(told), what=f"{kind} at {verb}")
+            wait_until(lambda: bool(notices), what=f"{kind} at {verb}")
             edit_is_served()
             other.stop()
             edit_is_served()

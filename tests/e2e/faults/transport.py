@@ -7,29 +7,29 @@ from collections.abc import AsyncIterator
 import anyio
 import httpx2
 
-from tests.e2e.faults.answers import DELAY_S, Break, StreamEditor, refusal
-from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.injector import Injector
 from tests.e2e.faults.plan import Asked, Fault, FaultKind, asked
+from tests.e2e.faults.responses import DELAY_S, Break, StreamEditor, refusal
 
 
 class FaultyTransport(httpx2.AsyncBaseTransport):
-    """Passes requests on, but where the ledger's plan strikes. Several transports may share one ledger."""
+    """Passes requests on, except where the injector's plan has a fault. Several transports may share one injector."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, ledger: Ledger) -> None:
+    def __init__(self, inner: httpx2.AsyncBaseTransport, injector: Injector) -> None:
         self._inner = inner
-        self._ledger = ledger
+        self._injector = injector
         self._first_lists: dict[str, bytes] = {}
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """The real answer, or what the plan makes of it."""
+        """The real response, or what the plan makes of it."""
         target = request.url.raw_path.decode()
         what = asked(request.method, target, request.headers.get("content-type", ""))
-        fault = self._ledger.request(what, await request.aread())
+        fault = self._injector.request(what, await request.aread())
         if fault is None:
             return await self._forward(request, what, target)
-        return await self._struck(request, what, target, fault)
+        return await self._injected(request, what, target, fault)
 
-    async def _struck(self, request: httpx2.Request, what: Asked, target: str, fault: Fault) -> httpx2.Response:
+    async def _injected(self, request: httpx2.Request, what: Asked, target: str, fault: Fault) -> httpx2.Response:
         refused = refusal(fault.kind)
         if refused is not None:
             code, headers, body = refused
@@ -60,11 +60,11 @@ class FaultyTransport(httpx2.AsyncBaseTransport):
             return response
         if what.verb == "watch":
             assert isinstance(response.stream, httpx2.AsyncByteStream)
-            edited = _EditedStream(response.stream, StreamEditor(self._ledger, what.kind))
+            edited = _EditedStream(response.stream, StreamEditor(self._injector, what.kind))
             return httpx2.Response(200, headers=response.headers, stream=edited, request=request)
         body = await response.aread()
         await response.aclose()
-        self._ledger.listed(what.kind, body)
+        self._injector.listed(what.kind, body)
         self._first_lists.setdefault(target, body)
         return self._list(request, response.status_code, body)
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -20,19 +20,8 @@ from operator_app.api.kinds import (
 )
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.outside import FOLDER_VARIABLE, NAME, Outside
+from tests.e2e.outside import FLAGS, NAME, Outside
 from tests.e2e.proxies import a_proxy, holds, record_key
-
-FLAGS: Final = (f"--registry={NAME}", "--sweep-interval-s=86400")
-
-
-@pytest.fixture
-def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outside:
-    """A registry of files that the operator and the audit find installed."""
-    found = Outside(tmp_path / "outside")
-    monkeypatch.setenv("PYTHONPATH", found.install(tmp_path / "site"))
-    monkeypatch.setenv(FOLDER_VARIABLE, str(found.folder))
-    return found
 
 
 def audited(kubeconfig: Path, namespace: str, *flags: str) -> tuple[int, list[str], str]:

@@ -45,12 +45,6 @@ Operator = Callable[..., AbstractAsyncContextManager[PowerDnsRegistry]]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture
 def operator(powerdns: PowerDns, proxy: FaultyProxy, zone: Zone) -> Operator:
     """Makes a registry that writes the test's zone through the failing proxy; keywords change its settings."""
 

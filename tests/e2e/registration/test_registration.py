@@ -25,11 +25,12 @@ from operator_app.api.kinds import (
 )
 from operator_app.desired import child_key
 from operator_app.registration.registrar import Registries
+from tests.e2e.components import Components, components
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.outside import FOLDER_VARIABLE, NAME, TIMEOUT_S, FileRegistry, Outside
+from tests.e2e.outside import FLAGS, NAME, TIMEOUT_S, FileRegistry, Outside
 from tests.e2e.proxies import (
     OPERATOR_USER,
     a_proxy,
@@ -42,26 +43,9 @@ from tests.e2e.proxies import (
     wait_all_gone,
     wait_reconciled,
 )
-from tests.e2e.rounds import Rooms, rooms
 
-FLAGS: Final = (f"--registry={NAME}", "--sweep-interval-s=86400")
 QUIET_S: Final = 1.5
 OPERATOR_ID: Final = "operator-app"
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture
-def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outside:
-    """A registry of files that every operator of this test finds installed."""
-    found = Outside(tmp_path / "outside")
-    monkeypatch.setenv("PYTHONPATH", found.install(tmp_path / "site"))
-    monkeypatch.setenv(FOLDER_VARIABLE, str(found.folder))
-    return found
 
 
 @pytest.fixture
@@ -562,26 +546,26 @@ def in_files(outside: Outside) -> Registries:
     return Registries({NAME: FileRegistry(outside, OPERATOR_ID)}, default=NAME)
 
 
-async def settle(room: Rooms, admin: Kube, key: Key, rounds: int = 4) -> None:
+async def settle(parts: Components, admin: Kube, key: Key, rounds: int = 4) -> None:
     """Rounds over what is stored, as if every watch had told."""
     for _ in range(rounds):
-        know_everything(room, admin, key)
-        await room.reconciler.reconcile(key)
-    know_everything(room, admin, key)
+        deliver_everything(parts, admin, key)
+        await parts.reconciler.reconcile(key)
+    deliver_everything(parts, admin, key)
 
 
-def know_everything(room: Rooms, admin: Kube, key: Key) -> None:
+def deliver_everything(parts: Components, admin: Kube, key: Key) -> None:
     """Let the store hold what there is now of the proxy, its children, its records and claims."""
     live = admin.find(ENVOY_PROXY, key)
     if live is not None:
-        room.know(ENVOY_PROXY, live)
+        parts.deliver(ENVOY_PROXY, live)
     for kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
         mine = (each for each in admin.list(kind, OPERATOR_NAMESPACE) if each["spec"]["proxy"]["name"] == key.name)
-        room.know(kind, *(each for each in mine if each["spec"]["proxy"]["namespace"] == key.namespace))
+        parts.deliver(kind, *(each for each in mine if each["spec"]["proxy"]["namespace"] == key.namespace))
     for kind in CHILD_KINDS:
         child = admin.find(kind, child_key(key))
         if child is not None:
-            room.know(kind, child)
+            parts.deliver(kind, child)
 
 
 @pytest.mark.anyio
@@ -591,25 +575,25 @@ async def test_a_new_life_is_served_while_the_old_ones_removal_is_still_abandone
     """Everything of the new proxy but the hostname; its round succeeds, and asks to come back for the rest."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     later = [datetime.now(UTC)]
-    async with rooms(
+    async with components(
         operator_kubeconfig, registries=in_files(outside), abandon_after_s=60, now=lambda: later[0]
-    ) as room:
+    ) as parts:
         old = admin.create(ENVOY_PROXY, named(*key, hostname))
-        await settle(room, admin, key)
+        await settle(parts, admin, key)
         outside.fail("down")
         admin.delete(ENVOY_PROXY, key)
-        await settle(room, admin, key)
+        await settle(parts, admin, key)
         assert FINALIZER in admin.get(ENVOY_PROXY, key)["metadata"]["finalizers"], "before its time it waits"
         later[0] += timedelta(seconds=61)
-        await settle(room, admin, key, 1)
+        await settle(parts, admin, key, 1)
         assert admin.find(ENVOY_PROXY, key) is None
-        assert [each.reason for each in room.occurrences] == ["DeregistrationFailed", "RemovalAbandoned"]
+        assert [each.reason for each in parts.occurrences] == ["DeregistrationFailed", "RemovalAbandoned"]
 
-    async with rooms(operator_kubeconfig, registries=in_files(outside)) as room:
+    async with components(operator_kubeconfig, registries=in_files(outside)) as parts:
         new = admin.create(ENVOY_PROXY, named(*key, hostname))
         admin.wait_gone(SERVICE, child_key(key), uid=None)
-        await settle(room, admin, key)
-        verdict = await room.reconciler.reconcile(key)
+        await settle(parts, admin, key)
+        verdict = await parts.reconciler.reconcile(key)
         assert verdict.failure is None, "nothing of the new life waits in a backoff"
         assert verdict.requeue_after_s is not None
         served = admin.get(ENVOY_PROXY, key)
@@ -618,7 +602,7 @@ async def test_a_new_life_is_served_while_the_old_ones_removal_is_still_abandone
         assert outside.records()[hostname]["uid"] == old["metadata"]["uid"]
 
         outside.fail(None)
-        await settle(room, admin, key)
+        await settle(parts, admin, key)
         assert condition(admin.get(ENVOY_PROXY, key), "Registered")["status"] == "True"
         assert outside.records()[hostname]["uid"] == new["metadata"]["uid"]
         assert admin.find(PROXY_REGISTRATION, record_key(old)) is None
@@ -688,28 +672,28 @@ async def test_a_stale_entry_never_forgets_a_name(
 ) -> None:
     """A round that knows an older entry than there is writes nothing over it: the names in it are all that is known."""
     old, new, key = f"old.{namespace}.example.com", f"new.{namespace}.example.com", Key(namespace, "web")
-    async with rooms(operator_kubeconfig, registries=in_files(outside)) as room:
+    async with components(operator_kubeconfig, registries=in_files(outside)) as parts:
         proxy = admin.create(ENVOY_PROXY, named(*key, old))
-        await settle(room, admin, key)
+        await settle(parts, admin, key)
         stale = record(admin, proxy)
         outside.fail("down")
         want(admin, key, new)
-        await settle(room, admin, key)
+        await settle(parts, admin, key)
         assert record(admin, proxy)["spec"]["retiring"] == [{"registry": NAME, "hostname": old}]
 
     newest = f"newest.{namespace}.example.com"
     edited = want(admin, key, newest)
-    async with rooms(operator_kubeconfig, registries=in_files(outside)) as room:
-        room.know(PROXY_REGISTRATION, stale)
-        room.know(ENVOY_PROXY, edited)
+    async with components(operator_kubeconfig, registries=in_files(outside)) as parts:
+        parts.deliver(PROXY_REGISTRATION, stale)
+        parts.deliver(ENVOY_PROXY, edited)
         for kind in CHILD_KINDS:
-            room.know(kind, admin.get(kind, child_key(key)))
-        verdict = await room.reconciler.reconcile(key)
+            parts.deliver(kind, admin.get(kind, child_key(key)))
+        verdict = await parts.reconciler.reconcile(key)
         assert verdict.failure is not None
         assert record(admin, proxy)["spec"]["hostname"] == new, "it knew nothing of this name, so it did not replace it"
 
         outside.fail(None)
-        await settle(room, admin, key)
+        await settle(parts, admin, key)
         assert [each for each in outside.records() if namespace in each] == [newest]
         assert "retiring" not in record(admin, proxy)["spec"]
 
@@ -725,9 +709,9 @@ async def test_the_outside_is_never_called_before_the_ledger_says_so(
         if "/proxyregistrations/" in request.url.path:
             raise httpx2.ConnectError("cut")
 
-    async with rooms(operator_kubeconfig, registries=in_files(outside), before=fail) as room:
-        room.know(ENVOY_PROXY, admin.create(ENVOY_PROXY, named(*key, hostname)))
-        verdict = await room.reconciler.reconcile(key)
+    async with components(operator_kubeconfig, registries=in_files(outside), before=fail) as parts:
+        parts.deliver(ENVOY_PROXY, admin.create(ENVOY_PROXY, named(*key, hostname)))
+        verdict = await parts.reconciler.reconcile(key)
         assert verdict.failure is not None
         assert outside.calls(namespace) == []
     with suppress(Exception):

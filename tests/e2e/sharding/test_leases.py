@@ -114,13 +114,13 @@ def test_killed_and_stopped_replicas_are_replaced_and_write_nothing_late(
         stopped = next(each for each in replicas if each.replica == holder)
         fleet.stop(stopped, for_s=LEASE_S + 1)
         wait_until(lambda: {"shard_lost", "shard_lapsed"} & set(events(stopped)), what="the stopped one to notice")
-    fleet.settle()
+    fleet.wait_reconciled()
 
     entries = fleet.entries()
     assert out_of_order(entries, SHARDS, fleet.namespaces) == []
     assert epochs_out_of_order(entries, SHARDS) == []
     assert load.lost() == []
     waited = waits(entries, load.edits)
-    longest = {blow.what: longest_wait_s(blow, waited, SHARDS) for blow in fleet.blows}
+    longest = {disruption.what: longest_wait_s(disruption, waited, SHARDS) for disruption in fleet.disruptions}
     assert all(wait_s <= LEASE_S + 2 for wait_s in longest.values()), longest
-    fleet.removed()
+    fleet.delete_all()

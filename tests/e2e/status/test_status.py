@@ -1,4 +1,4 @@
-"""The status tells the truth, at the right time, and moves only when the truth does."""
+"""The status is true, is written at the right time, and changes only when what it reports changes."""
 
 import shutil
 import subprocess
@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
 from operator_app.desired import child_key
 from operator_app.ssa.fields import fields_of
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.controlplane import Cluster as ControlPlane
-from tests.e2e.kube import Kube, wait_until
+from tests.e2e.kube import RESOURCE_QUOTA, Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
     OPERATOR_USER,
@@ -22,39 +22,40 @@ from tests.e2e.proxies import (
     assert_one_of_everything,
     condition,
     drift_of,
-    family,
     history,
     holds,
     kstatus,
+    objects_of,
     version,
     wait_ready,
     wait_reconciled,
     writes_to_children,
 )
 
-REST_S: Final = 1.5
+WAIT_S: Final = 1.5
 """Longer than counters take to settle (1 s in tests)."""
 
-RESOURCE_QUOTA: Final = Kind("", "v1", "ResourceQuota", "resourcequotas")
 FOREIGN_CONDITION: Final[Object] = {
     "type": "example.com/Scanned",
     "status": "True",
     "observedGeneration": 1,
     "lastTransitionTime": "2026-01-01T00:00:00Z",
     "reason": "Scanned",
-    "message": "by somebody else",
+    "message": "by another writer",
 }
 
 
 def is_stalled(reason: str) -> Callable[[Object], bool]:
-    """A predicate: somebody has to act, for that reason."""
+    """A predicate: the proxy is ``Stalled`` for that reason."""
     return lambda proxy: condition(proxy, "Stalled").get("reason") == reason
 
 
-def test_existing_is_not_done(admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess) -> None:
-    """What was broken, deleted and declared anew while the operator was down is repaired before it is called done.
+def test_existing_children_are_not_reconciled_yet(
+    admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
+) -> None:
+    """Drift, a deletion and an edit while no operator runs are repaired before the status says ``Reconciled``.
 
-    Every version of the proxy that was ever stored is looked at, and every write in the audit log.
+    Every version of the proxy that was stored is checked, and every write in the audit log.
     """
     key, child = Key(namespace, "web"), child_key(Key(namespace, "web"))
     admin.create(ENVOY_PROXY, a_proxy(namespace))
@@ -68,21 +69,21 @@ def test_existing_is_not_done(admin: Kube, audit: AuditLog, namespace: str, runn
     edit = {"registration": {"hostname": f"{namespace}.example.com"}, "replicas": 2}
     edited = admin.patch(ENVOY_PROXY, key, {"spec": edit})
     assert edited["metadata"]["generation"] == 2
-    assert condition(edited, "Reconciled")["status"] == "True", "said of the generation before"
+    assert condition(edited, "Reconciled")["status"] == "True", "it is about the generation before"
     assert kstatus(edited) == "InProgress", "a reader that compares generations is not misled"
     mark = audit.mark()
     running_operator.start()
     wait_reconciled(admin, key)
 
-    repaired = max(version(each) for each in family(admin, key).children.values() if each["kind"] != "Deployment")
+    repaired = max(version(each) for each in objects_of(admin, key).children.values() if each["kind"] != "Deployment")
     deployment_at = next(
         int(each.resource_version or 0)
         for each in writes_to_children(audit, key, mark)
         if each.resource == DEPLOYMENT.plural
     )
-    saying = [each for each in history(admin, key, before) if holds("Reconciled", generation=2)(each)]
-    assert saying, "the watch shows the version that says it"
-    assert version(saying[0]) > max(repaired, deployment_at)
+    reconciled = [each for each in history(admin, key, before) if holds("Reconciled", generation=2)(each)]
+    assert reconciled, "the history has the version with that status"
+    assert version(reconciled[0]) > max(repaired, deployment_at)
     writes = [each for each in audit.writes(OPERATOR_USER, mark) if each.namespace == namespace]
     order = [(each.resource, each.subresource) for each in writes]
     assert set(order[:3]) == {(kind.plural, "") for kind in CHILD_KINDS}
@@ -91,14 +92,14 @@ def test_existing_is_not_done(admin: Kube, audit: AuditLog, namespace: str, runn
     assert_one_of_everything(admin, key)
 
 
-def test_an_unseen_proxy_is_in_progress(admin: Kube, namespace: str, crds: object) -> None:  # noqa: ARG001  # served
-    """Before any operator has seen it, tools that follow kstatus take a proxy for one on its way, not for done."""
+def test_a_proxy_without_an_operator_is_in_progress(admin: Kube, namespace: str, crds: object) -> None:  # noqa: ARG001  # served
+    """Before any operator has written its status, a proxy is ``InProgress`` for tools that follow kstatus."""
     proxy = admin.create(ENVOY_PROXY, a_proxy(namespace))
     assert proxy["status"] == {"observedGeneration": -1}
     assert kstatus(proxy) == "InProgress"
 
 
-def test_times_and_generations_move_only_with_the_truth(
+def test_times_and_generations_change_only_with_the_state(
     admin: Kube, namespace: str, running_operator: OperatorProcess, control_plane: ControlPlane
 ) -> None:
     """Over edits, noise, drift and flips: a condition's time moves when its status flips, and at no other time.
@@ -135,35 +136,40 @@ def test_times_and_generations_move_only_with_the_truth(
     time.sleep(1.1)
     admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 0}})
     last = admin.wait_until(ENVOY_PROXY, key, holds("Ready", generation=4))
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     versions = [created, *history(admin, key, created)]
     assert version(versions[-1]) >= version(last)
     for earlier, later in pairwise(versions):
-        assert earlier["status"]["observedGeneration"] <= later["status"]["observedGeneration"]
-        assert later["status"]["observedGeneration"] <= later["metadata"]["generation"]
-        for now in later["status"].get("conditions", ()):
-            was = condition(earlier, now["type"])
-            if not was:
-                continue
-            flipped = was["status"] != now["status"]
-            moved = was["lastTransitionTime"] != now["lastTransitionTime"]
-            assert flipped or not moved, now
-            assert was["observedGeneration"] <= now["observedGeneration"]
-    flips = {
+        assert_valid_transition(earlier, later)
+    times = {
         kind: {condition(each, kind)["lastTransitionTime"] for each in versions if condition(each, kind)}
         for kind in ("Ready", "Available", "Reconciled", "Registered")
     }
-    assert len(flips["Available"]) == 3, "up, down and up again"
-    assert len(flips["Reconciled"]) == len(flips["Registered"]) == 1, "these held all the time"
+    assert len(times["Available"]) == 3, "up, down and up again"
+    assert len(times["Reconciled"]) == len(times["Registered"]) == 1, "these were true all the time"
     progress = [condition(each, "Reconciling").get("status") for each in versions]
     assert set(progress) <= {None, "True"}, "it exists only while it is true"
     assert condition(versions[-1], "Reconciling") == condition(versions[-1], "Stalled") == {}
 
 
+def assert_valid_transition(earlier: Object, later: Object) -> None:
+    """No generation goes back or runs ahead, and the time of a condition changes only together with its status."""
+    assert earlier["status"]["observedGeneration"] <= later["status"]["observedGeneration"]
+    assert later["status"]["observedGeneration"] <= later["metadata"]["generation"]
+    for now in later["status"].get("conditions", ()):
+        was = condition(earlier, now["type"])
+        if not was:
+            continue
+        is_flip = was["status"] != now["status"]
+        has_other_time = was["lastTransitionTime"] != now["lastTransitionTime"]
+        assert is_flip or not has_other_time, now
+        assert was["observedGeneration"] <= now["observedGeneration"]
+
+
 @pytest.mark.usefixtures("running_operator")
-def test_what_others_say_in_the_status_survives(admin: Kube, namespace: str) -> None:
-    """Conditions and fields of other writers stay; a condition of ours that somebody changed says the truth again."""
+def test_what_others_write_into_the_status_stays(admin: Kube, namespace: str) -> None:
+    """Conditions and fields of other writers stay; a condition of ours that another writer changed is repaired."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0, service={"type": "LoadBalancer"}))
     before = wait_reconciled(admin, key)
@@ -177,10 +183,10 @@ def test_what_others_say_in_the_status_survives(admin: Kube, namespace: str) -> 
     assert after["status"]["address"] == "192.0.2.7"
 
     index = [each["type"] for each in after["status"]["conditions"]].index("Reconciled")
-    lie = [{"op": "replace", "path": f"/status/conditions/{index}/status", "value": "False"}]
-    admin.patch(ENVOY_PROXY, key, lie, patch_type="json", subresource="status", field_manager="liar")
+    wrong = [{"op": "replace", "path": f"/status/conditions/{index}/status", "value": "False"}]
+    admin.patch(ENVOY_PROXY, key, wrong, patch_type="json", subresource="status", field_manager="other")
     admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
-    # An Update that replaces the whole list is the rudest way.
+    # An Update replaces the whole list.
     admin.patch(ENVOY_PROXY, key, {"status": {"conditions": [FOREIGN_CONDITION]}}, subresource="status")
     again = admin.wait_until(ENVOY_PROXY, key, holds("Reconciled", generation=2))
     assert condition(again, FOREIGN_CONDITION["type"]) == FOREIGN_CONDITION
@@ -188,8 +194,8 @@ def test_what_others_say_in_the_status_survives(admin: Kube, namespace: str) -> 
 
 
 @pytest.mark.usefixtures("running_operator")
-def test_the_numbers_are_the_deployments(admin: Kube, namespace: str) -> None:
-    """``replicas`` and ``readyReplicas`` count Pods: of an image that nobody can run some, and none that is ready."""
+def test_the_counters_are_the_deployments(admin: Kube, namespace: str) -> None:
+    """``replicas`` and ``readyReplicas`` count Pods: of an image that no node can run some exist, and none is ready."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=3, image="nobody-has/this:1"))
     proxy = admin.wait_until(ENVOY_PROXY, key, lambda live: live["status"].get("replicas") == 3)
@@ -201,8 +207,8 @@ def test_the_numbers_are_the_deployments(admin: Kube, namespace: str) -> None:
 
 
 @pytest.mark.usefixtures("running_operator")
-def test_a_configuration_that_fits_nowhere_stalls_without_a_write(admin: Kube, audit: AuditLog, namespace: str) -> None:
-    """What only the operator can see is wrong becomes ``Stalled`` with its reason, and nothing else is written."""
+def test_a_configuration_that_is_too_large_stalls_without_a_write(admin: Kube, audit: AuditLog, namespace: str) -> None:
+    """An error that only the operator can find becomes ``Stalled`` with its reason, and nothing else is written."""
     key = Key(namespace, "web")
     mark = audit.mark()
     admin.create(ENVOY_PROXY, a_proxy(namespace, **too_large()))
@@ -214,23 +220,23 @@ def test_a_configuration_that_fits_nowhere_stalls_without_a_write(admin: Kube, a
     admin.patch(ENVOY_PROXY, key, {"spec": a_proxy(namespace)["spec"]})
     recovered = wait_reconciled(admin, key)
     assert condition(recovered, "Stalled") == {}
-    running = family(admin, key)
+    running = objects_of(admin, key)
     # The same edit of a running proxy leaves everything as it runs.
     mark = audit.mark()
     admin.patch(ENVOY_PROXY, key, {"spec": too_large()})
     admin.wait_until(ENVOY_PROXY, key, is_stalled("ConfigurationTooLarge"))
     assert writes_to_children(audit, key, mark) == []
-    assert family(admin, key).uids == running.uids
+    assert objects_of(admin, key).uids == running.uids
 
 
 @pytest.mark.usefixtures("running_operator")
 def test_an_immutable_child_stalls_and_names_itself(admin: Kube, audit: AuditLog, namespace: str) -> None:
-    """A ConfigMap that somebody made immutable can't follow an edit: it is named, and no Pod gets the new hash."""
+    """A ConfigMap that was made immutable can't follow an edit: it is named, and no Pod gets the new hash."""
     key, child = Key(namespace, "web"), child_key(Key(namespace, "web"))
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
     admin.patch(CONFIG_MAP, child, {"immutable": True})
-    before = family(admin, key)
+    before = objects_of(admin, key)
     mark = audit.mark()
 
     backends = [{"name": "app", "endpoints": [{"host": "new.example.com", "port": 8080}]}]
@@ -238,11 +244,11 @@ def test_an_immutable_child_stalls_and_names_itself(admin: Kube, audit: AuditLog
     proxy = admin.wait_until(ENVOY_PROXY, key, is_stalled("Invalid"))
     assert "data" in condition(proxy, "Stalled")["message"]
     assert str(child) in condition(proxy, "Stalled")["message"]
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
     deployment = admin.get(DEPLOYMENT, child)
     assert deployment["spec"] == before.children[DEPLOYMENT]["spec"]
     attempts = [each.resource for each in writes_to_children(audit, key, mark)]
-    assert attempts == [CONFIG_MAP.plural], "what was refused is not sent again and again"
+    assert attempts == [CONFIG_MAP.plural], "what was refused is not sent again"
 
     admin.delete(CONFIG_MAP, child)
     wait_reconciled(admin, key)
@@ -251,7 +257,7 @@ def test_an_immutable_child_stalls_and_names_itself(admin: Kube, audit: AuditLog
 
 @pytest.mark.usefixtures("running_operator")
 def test_a_quota_stalls_until_it_is_raised(admin: Kube, namespace: str) -> None:
-    """A child that the namespace may not have is a matter for people; once it may, it is made without being asked."""
+    """A child that a quota forbids needs a user's action; once it is allowed, it is created without another edit."""
     key = Key(namespace, "web")
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"namespace": namespace, "name": "none"}}
     admin.create(RESOURCE_QUOTA, quota | {"spec": {"hard": {"services": "0"}}})
@@ -269,10 +275,10 @@ def test_a_quota_stalls_until_it_is_raised(admin: Kube, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("is_edited_unseen", [False, True], ids=["one by one", "at once"])
-def test_what_was_said_can_still_be_taken_back_after_ownership_was_wiped(
+def test_conditions_can_still_be_removed_after_ownership_was_wiped(
     admin: Kube, namespace: str, running_operator: OperatorProcess, *, is_edited_unseen: bool
 ) -> None:
-    """A condition that nobody seemed to own for a while still goes when it is true no more; another writer's stays."""
+    """A condition that had no owner for a while is removed when it is not true any more; another writer's stays."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace, replicas=0, **too_large()))
     stalled = admin.wait_until(ENVOY_PROXY, key, is_stalled("ConfigurationTooLarge"))
@@ -293,12 +299,12 @@ def test_what_was_said_can_still_be_taken_back_after_ownership_was_wiped(
     settled = admin.wait_until(ENVOY_PROXY, key, lambda live: not condition(live, "Reconciling"))
     assert kstatus(settled) == "Current"
     assert condition(settled, FOREIGN_CONDITION["type"]) == FOREIGN_CONDITION
-    time.sleep(REST_S)
-    assert admin.get(ENVOY_PROXY, key) == settled, "nothing is written again and again"
+    time.sleep(WAIT_S)
+    assert admin.get(ENVOY_PROXY, key) == settled, "nothing is written repeatedly"
 
 
 def shell(proxy: Object) -> Object:
-    """The identity of a proxy, to apply something to."""
+    """A proxy's kind and name, to which an apply adds fields."""
     metadata = {name: proxy["metadata"][name] for name in ("namespace", "name")}
     return {"apiVersion": proxy["apiVersion"], "kind": proxy["kind"], "metadata": metadata}
 
@@ -316,7 +322,7 @@ def too_large() -> dict[str, Any]:
 
 
 def kubectl_waits(control_plane: ControlPlane, namespace: str, condition: str) -> None:
-    """``kubectl wait`` sees what we see, where there is a kubectl."""
+    """``kubectl wait`` finds the condition, where there is a kubectl."""
     if shutil.which("kubectl") is None:
         return
     command = ["kubectl", f"--kubeconfig={control_plane.kubeconfig}", "--namespace", namespace]

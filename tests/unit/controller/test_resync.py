@@ -24,12 +24,6 @@ UP_TO: Final = 100
 """The version of every list."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 def config_map(key: Key, version: int) -> Object:
     """One version of an object."""
     metadata = {"namespace": key.namespace, "name": key.name, "uid": f"u-{key.name}", "resourceVersion": str(version)}

@@ -28,12 +28,6 @@ UP_TO: Final = 100
 """The version of every list."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 class Server(httpx2.AsyncBaseTransport):
     """Has nothing to list, and refuses the first so many lists."""
 

@@ -17,12 +17,6 @@ from operator_app.results import DONE, ReconcileResult
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 def pool(
     work: Work, *, workers: int = 4, backoff_s: float = 0.001, backpressure: Backpressure | None = None
 ) -> WorkerPool:

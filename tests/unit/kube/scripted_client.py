@@ -10,14 +10,22 @@ import yaml
 from operator_app.kube.client import Cluster
 
 
-def kubeconfig_in(folder: Path) -> Path:
-    """A kubeconfig of a server that is never reached."""
+def kubeconfig_in(
+    folder: Path, cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None, **rest: Any
+) -> Path:
+    """A kubeconfig file with one context, by default of a server that is never reached.
+
+    ``cluster`` and ``user`` are the stanzas of these names; ``rest`` replaces members of the whole.
+    """
     path = folder / "kubeconfig"
     content = {
+        "apiVersion": "v1",
+        "kind": "Config",
         "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there"}}],
-        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"}}],
-    }
+        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
+        "clusters": [{"name": "there", "cluster": {"server": "http://api.invalid"} | (cluster or {})}],
+        "users": [{"name": "me", "user": user or {}}],
+    } | rest
     path.write_text(yaml.safe_dump(content))
     return path
 

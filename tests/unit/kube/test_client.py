@@ -12,7 +12,6 @@ import anyio
 import anyio.abc
 import httpx2
 import pytest
-import yaml
 
 from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, NAMESPACE, Key, Object
 from operator_app.errors import (
@@ -29,6 +28,7 @@ from operator_app.errors import (
 )
 from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
 from operator_app.kube.responses import WatchEvent
+from tests.unit.kube.scripted_client import kubeconfig_in
 
 pytestmark = pytest.mark.anyio
 
@@ -39,33 +39,6 @@ OBJECT: Object = {
     "metadata": {"name": "checkout", "namespace": "team-a", "uid": "u-1", "resourceVersion": "7"},
 }
 Handler = Callable[[httpx2.Request], httpx2.Response | Awaitable[httpx2.Response]]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture
-def kubeconfig(tmp_path: Path) -> Path:
-    """A kubeconfig of a server that is never reached."""
-    return written(tmp_path, {"server": "http://api.invalid"}, {})
-
-
-def written(folder: Path, cluster: dict[str, Any], user: dict[str, Any], **rest: Any) -> Path:
-    """A kubeconfig with one context."""
-    path = folder / "kubeconfig"
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
-        "clusters": [{"name": "there", "cluster": cluster}],
-        "users": [{"name": "me", "user": user}],
-    } | rest
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
 class Scripted(httpx2.AsyncBaseTransport):
@@ -663,7 +636,7 @@ async def test_a_cancelled_request_hangs_up(tmp_path: Path) -> None:
 
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = listener.extra_attributes[anyio.abc.SocketAttribute.local_port]()
-    kubeconfig = written(tmp_path, {"server": f"http://127.0.0.1:{port}"}, {})
+    kubeconfig = kubeconfig_in(tmp_path, {"server": f"http://127.0.0.1:{port}"})
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, serve)
         async with Cluster.connect(kubeconfig=kubeconfig, user_agent="test/1") as cluster:

@@ -25,12 +25,6 @@ PROXY: Final[Object] = {
 START: Final = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 def drift(note: str = "Service team-a/checkout-envoy: x", about: str = "Service", proxy: Object = PROXY) -> Occurrence:
     """A repair that is told."""
     return Occurrence(proxy, "Normal", "DriftRepaired", "Repair", about, note)

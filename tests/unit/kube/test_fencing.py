@@ -12,7 +12,6 @@ import anyio.abc
 import anyio.lowlevel
 import httpx
 import pytest
-import yaml
 
 from operator_app.api.kinds import CONFIG_MAP, EVENT, LEASE, Key, Object
 from operator_app.errors import FencedError
@@ -21,6 +20,7 @@ from operator_app.kube.client import Cluster, Request
 from operator_app.kube.events import EventRecorder, Occurrence
 from operator_app.kube.fencing import FencingToken
 from operator_app.registration.powerdns.client import Delete, PowerDnsApi
+from tests.unit.kube.scripted_client import kubeconfig_in
 
 pytestmark = pytest.mark.anyio
 
@@ -32,12 +32,6 @@ OBJECT: Final[Object] = {
     "metadata": {"name": "checkout", "namespace": "team-a", "uid": "u-1", "resourceVersion": "7"},
 }
 ANSWER: Final = b'{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"checkout","resourceVersion":"8"}}'
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
 
 
 @dataclass
@@ -68,16 +62,7 @@ async def connected(
     server = Server()
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = listener.extra_attributes[anyio.abc.SocketAttribute.local_port]()
-    path = tmp_path / "kubeconfig"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
-        "clusters": [{"name": "there", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "me", "user": {}}],
-    }
-    path.write_text(yaml.safe_dump(config))
+    path = kubeconfig_in(tmp_path, {"server": f"http://127.0.0.1:{port}"})
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, server.serve)
         async with Cluster.connect(kubeconfig=path, user_agent="test", before_write=before_write, **options) as cluster:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from operator_app.errors import ConfigurationError
 from operator_app.kube.kubeconfig import Endpoint, ExecPlugin, endpoint
+from tests.unit.kube.scripted_client import kubeconfig_in
 
 SERVER = "https://api.example.org:6443"
 V1 = "client.authentication.k8s.io/v1"
@@ -19,15 +19,7 @@ def written(
     folder: Path, cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None, **rest: object
 ) -> Path:
     """A kubeconfig with one context."""
-    path = folder / "kubeconfig"
-    content = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "there", "user": "me"}}],
-        "clusters": [{"name": "there", "cluster": {"server": SERVER} | (cluster or {})}],
-        "users": [{"name": "me", "user": user or {}}],
-    } | rest
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return kubeconfig_in(folder, {"server": SERVER} | (cluster or {}), user, **rest)
 
 
 def read(path: Path | None, context: str | None = None, **environ: str) -> Endpoint:

@@ -21,12 +21,6 @@ SERVER = "https://api.example.org"
 TOKEN = "t"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 async def asked(inner: httpx2.MockTransport, source: transport.Credentials) -> int:
     """The status of one POST with a body."""
     async with httpx2.AsyncClient(transport=AuthorizedTransport(inner, source)) as client:

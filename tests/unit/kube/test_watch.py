@@ -26,7 +26,6 @@ from operator_app.errors import (
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
 from operator_app.kube.watch import Complete, Ended, Failed, Happening, Listing, Watching, WatchTimes, after, follow
-from tests.unit.kube.scripted_client import kubeconfig_in
 
 TIMES = WatchTimes(timeout_s=300, idle_timeout_s=0.01, healthy_after_s=10, backoff_base_s=1, backoff_cap_s=30)
 LONG, SHORT = 1000.0, 0.001
@@ -195,12 +194,6 @@ class Run:
                 case Deleted(object=item):
                     words.append(f"-{item['metadata']['name']}@{item['metadata']['resourceVersion']}")
         return words
-
-
-@pytest.fixture
-def kubeconfig(tmp_path: Path) -> Path:
-    """A kubeconfig of a server that is never reached."""
-    return kubeconfig_in(tmp_path)
 
 
 @pytest.fixture

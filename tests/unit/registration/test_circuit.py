@@ -31,12 +31,6 @@ BUSY: Final = Problem("Paused", "it waits")
 NAMESPACE: Final = "edge-system"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 # --- the rest ------------------------------------------------------------------------------------------------------
 
 

@@ -57,12 +57,6 @@ RECORD = Record("u1", 3, Key("team-a", "checkout"), "shop.example.com", "203.0.1
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Everything that the registry needs."""
     file = tmp_path / "key"

@@ -25,12 +25,6 @@ DOWN = Problem("RegistryError", "it does not answer")
 FOR_GOOD = Problem("Forbidden", "it refuses us", needs_user_action=True)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 def a_record(**changes: Any) -> Record:
     """A record; keywords replace its fields."""
     return replace(Record("one", 1, PROXY, "a.b", "c.d", ()), **changes)

@@ -33,12 +33,6 @@ NAMESPACE: Final = "edge-system"
 TIMES: Final = LeaseTimes(duration_s=3, renew_deadline_s=2, retry_period_s=0.05)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 class Server(httpx2.AsyncBaseTransport):
     """Keeps Leases by compare-and-set; ``refuse`` may answer in its place."""
 

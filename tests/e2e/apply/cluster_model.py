@@ -1,7 +1,7 @@
-"""A small world for random histories: two proxies in a namespace, up to two operators, users, editors and strangers.
+"""The model of the random histories: two proxies in a namespace, up to two operators, users and other writers.
 
-``World`` offers what they can do, remembers what should be true because of it, and at each ``rest`` holds the cluster
-to it. It never looks at the operator's insides. Which things happen in which order is up to the tests.
+``ClusterModel`` offers their actions, keeps the state that must follow from them, and compares the cluster with it in
+``check_settled``. It uses no inner state of the operator. The order of the actions is up to the tests.
 """
 
 import time
@@ -32,22 +32,22 @@ from tests.e2e.budget import avoidable
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.kube import Kube, KubeError, PatchType
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.proxies import OPERATOR_USER, a_proxy, condition, declared_children, record_key
+from tests.e2e.proxies import CONTAINER, OPERATOR_USER, a_proxy, condition, content_of, declared_children, record_key
 
 NAMES: Final = ("a", "b")
-MARK: Final = "example.com/mark"
-REST_TIMEOUT_S: Final = 60.0
-QUIET_S: Final = 1.2
-"""Nobody writes for this long; the operator's own counters settle within 1 s."""
+FOREIGN_NAME: Final = "example.com/mark"
+"""The label and the annotation that another writer puts on objects."""
 
-QUICK_PEACE: Final = (
+SETTLE_TIMEOUT_S: Final = 60.0
+QUIET_S: Final = 1.2
+"""Without any write for this long the state is final; counters in a status settle within 1 s."""
+
+SHORT_CONTENTION: Final = (
     "--contention-window-s=1",
     "--contention-base-s=0.2",
     "--contention-cap-s=1",
 )
-"""Fights are forgotten within 2 s, so that a rest does not have to wait for a minute."""
-
-_CONTAINER: Final = "/spec/template/spec/containers/0"
+"""Contention is forgotten within 2 s, so that settling does not take a minute."""
 
 SPECS: Final[dict[str, Object]] = {
     "plain": {},
@@ -68,14 +68,14 @@ SPECS: Final[dict[str, Object]] = {
         "registration": {"hostname": "example.com"},
     },
 }
-"""Declarations by name; each is a whole spec but for what ``a_proxy`` gives. No two proxies may have one hostname."""
+"""Specs by name, each of them complete with what ``a_proxy`` adds. No two proxies may have one hostname."""
 
 EDITS: Final[dict[str, tuple[Kind, PatchType, Object | list[Object]]]] = {
     "selector": (SERVICE, "json", [{"op": "replace", "path": "/spec/selector", "value": {"app": "other"}}]),
     "port": (SERVICE, "json", [{"op": "replace", "path": "/spec/ports/0/targetPort", "value": 9999}]),
     "type": (SERVICE, "merge", {"spec": {"type": "NodePort"}}),
-    "image": (DEPLOYMENT, "json", [{"op": "replace", "path": f"{_CONTAINER}/image", "value": "example.com/x:v1"}]),
-    "args": (DEPLOYMENT, "json", [{"op": "add", "path": f"{_CONTAINER}/args/-", "value": "--log-level=trace"}]),
+    "image": (DEPLOYMENT, "json", [{"op": "replace", "path": f"{CONTAINER}/image", "value": "example.com/x:v1"}]),
+    "args": (DEPLOYMENT, "json", [{"op": "add", "path": f"{CONTAINER}/args/-", "value": "--log-level=trace"}]),
     "scale": (DEPLOYMENT, "merge", {"spec": {"replicas": 3}}),
     "data": (CONFIG_MAP, "merge", {"data": {"envoy.json": "{}"}}),
     "data gone": (CONFIG_MAP, "merge", {"data": {"envoy.json": None}}),
@@ -83,33 +83,33 @@ EDITS: Final[dict[str, tuple[Kind, PatchType, Object | list[Object]]]] = {
     "label gone": (DEPLOYMENT, "merge", {"metadata": {"labels": {LABEL_MANAGED_BY: None}}}),
     "ownership wiped": (CONFIG_MAP, "merge", {"metadata": {"managedFields": [{}]}}),
 }
-"""What editors do to children, by name."""
+"""What other writers do to children, by name."""
 
 Propagation = Literal["Background", "Foreground", "Orphan"]
 
 
-class World:
-    """The cluster as seen by everybody but the operator. Not safe for threads. ``end`` must be called."""
+class ClusterModel:
+    """The expected state of one namespace, and actions that change it. Not safe for threads; to be closed."""
 
     def __init__(self, admin: Kube, audit: AuditLog, kubeconfig: Path, directory: Path) -> None:
         self._admin = admin
         self._audit = audit
-        life = uuid.uuid4().hex[:8]
-        self._operators = tuple(OperatorProcess(kubeconfig, directory / f"operator-{life}-{n}.log") for n in (0, 1))
+        tag = uuid.uuid4().hex[:8]
+        self._operators = tuple(OperatorProcess(kubeconfig, directory / f"operator-{tag}-{n}.log") for n in (0, 1))
         self._since = audit.mark()
-        self._was_alone = True
+        self._had_one_operator = True
         self._declared: dict[str, Object] = {}
-        self._strangers: dict[tuple[Kind, str], Object] = {}
-        self._marks: dict[tuple[Kind, str], tuple[str, str]] = {}
-        self._marked = 0
+        self._foreign: dict[tuple[Kind, str], Object] = {}
+        self._foreign_values: dict[tuple[Kind, str], tuple[str, str]] = {}
+        self._last_value = 0
         self.history: list[str] = []
         self._namespace = ""
-        self._move_in()
+        self._create_namespace()
 
-    # --- what users do
+    # --- actions of users
 
     def declare(self, name: str, spec: str) -> None:
-        """Create a proxy, or change its whole spec; one that is on its way out is left alone."""
+        """Create a proxy, or change its whole spec; one that is being deleted stays as it is."""
         self.history.append(f"declare({name!r}, {spec!r})")
         wanted = a_proxy(self._namespace, name, **deepcopy(SPECS[spec]))
         if "registration" in wanted["spec"]:
@@ -124,75 +124,75 @@ class World:
             self._admin.patch(ENVOY_PROXY, key_of(wanted), replaced, patch_type="json", field_manager="user")
         self._declared[name] = wanted
 
-    def withdraw(self, name: str, propagation: Propagation = "Background") -> None:
+    def delete(self, name: str, propagation: Propagation = "Background") -> None:
         """Delete a proxy."""
-        self.history.append(f"withdraw({name!r}, {propagation!r})")
+        self.history.append(f"delete({name!r}, {propagation!r})")
         self._delete(ENVOY_PROXY, Key(self._namespace, name), propagation)
         self._declared.pop(name, None)
 
-    def leave(self) -> None:
-        """Delete the namespace with everything in it, and move into another one."""
-        self.history.append("leave()")
+    def replace_namespace(self) -> None:
+        """Delete the namespace with everything in it, and go on in another one."""
+        self.history.append("replace_namespace()")
         old = Key("", self._namespace)
         self._admin.delete(NAMESPACE, old)
         self._declared.clear()
-        self._strangers.clear()
-        self._marks.clear()
+        self._foreign.clear()
+        self._foreign_values.clear()
         self._ensure_operator()
-        self._admin.wait_gone(NAMESPACE, old, timeout_s=REST_TIMEOUT_S)
-        self._move_in()
+        self._admin.wait_gone(NAMESPACE, old, timeout_s=SETTLE_TIMEOUT_S)
+        self._create_namespace()
 
-    # --- what others do
+    # --- actions of other writers
 
     def edit(self, name: str, what: str) -> None:
-        """Change what is ours of a child; a stranger's object under its name is changed for good."""
+        """Change a field of a child that the operator owns; a foreign object under its name stays as it is."""
         self.history.append(f"edit({name!r}, {what!r})")
         kind, patch_type, patch = EDITS[what]
-        if (kind, name) not in self._strangers:
+        if (kind, name) not in self._foreign:
             self._patch(kind, name, patch, patch_type)
 
-    def mark(self, name: str, kind: Kind) -> None:
+    def annotate(self, name: str, kind: Kind) -> None:
         """Put a label and an annotation on a child, and a label on the proxy."""
-        self.history.append(f"mark({name!r}, {kind.plural})")
-        self._marked += 1
-        value = str(self._marked)
-        patch = {"metadata": {"labels": {MARK: value}, "annotations": {MARK: value}}}
-        self._patch_proxy(name, {"metadata": {"labels": {MARK: value}}})
-        if (kind, name) not in self._strangers:
+        self.history.append(f"annotate({name!r}, {kind.plural})")
+        self._last_value += 1
+        value = str(self._last_value)
+        patch = {"metadata": {"labels": {FOREIGN_NAME: value}, "annotations": {FOREIGN_NAME: value}}}
+        self._patch_proxy(name, {"metadata": {"labels": {FOREIGN_NAME: value}}})
+        if (kind, name) not in self._foreign:
             live = self._patch(kind, name, patch, "merge")
             if live is not None:
-                self._marks[kind, name] = live["metadata"]["uid"], value
+                self._foreign_values[kind, name] = live["metadata"]["uid"], value
 
-    def remove(self, name: str, kind: Kind) -> None:
+    def delete_child(self, name: str, kind: Kind) -> None:
         """Delete a child."""
-        self.history.append(f"remove({name!r}, {kind.plural})")
-        if (kind, name) not in self._strangers:
+        self.history.append(f"delete_child({name!r}, {kind.plural})")
+        if (kind, name) not in self._foreign:
             self._delete(kind, self._child(name), "Background")
 
-    def intrude(self, name: str, kind: Kind, *, is_labelled: bool = False) -> None:
-        """Create an object of a stranger's under a child's name, if it is free; it may carry the operator's label."""
-        self.history.append(f"intrude({name!r}, {kind.plural}, is_labelled={is_labelled})")
-        stranger = _stranger(kind, self._child(name), is_labelled=is_labelled)
+    def create_foreign(self, name: str, kind: Kind, *, is_labelled: bool = False) -> None:
+        """Create a foreign object under a child's name, if that is free; it may have the operator's label."""
+        self.history.append(f"create_foreign({name!r}, {kind.plural}, is_labelled={is_labelled})")
+        foreign = _foreign_object(kind, self._child(name), is_labelled=is_labelled)
         try:
-            self._strangers[kind, name] = self._admin.create(kind, stranger)
+            self._foreign[kind, name] = self._admin.create(kind, foreign)
         except KubeError as error:
             if error.reason != "AlreadyExists":
                 raise
 
-    def retreat(self, name: str, kind: Kind) -> None:
-        """Delete the stranger's object, if there is one."""
-        self.history.append(f"retreat({name!r}, {kind.plural})")
-        if self._strangers.pop((kind, name), None) is not None:
+    def delete_foreign(self, name: str, kind: Kind) -> None:
+        """Delete the foreign object, if there is one."""
+        self.history.append(f"delete_foreign({name!r}, {kind.plural})")
+        if self._foreign.pop((kind, name), None) is not None:
             self._delete(kind, self._child(name), "Background")
 
-    # --- what happens to operators
+    # --- actions on operators
 
     def start(self, which: int) -> None:
-        """Start an operator, if it does not run; the other one may run, too."""
+        """Start an operator, if it does not run; the other one may run as well."""
         self.history.append(f"start({which})")
         if not self._operators[which].is_running:
-            self._operators[which].start(*QUICK_PEACE)
-            self._was_alone = self._was_alone and self._running == [self._operators[which]]
+            self._operators[which].start(*SHORT_CONTENTION)
+            self._had_one_operator = self._had_one_operator and self._running == [self._operators[which]]
 
     def kill(self, which: int) -> None:
         """``kill -9``."""
@@ -204,13 +204,13 @@ class World:
         self.history.append(f"stop({which})")
         self._operators[which].stop()
 
-    # --- what must be true
+    # --- checks
 
-    def rest(self) -> None:
-        """Let an operator run, wait until everything is right, and see that it stays so without a single write."""
-        self.history.append("rest()")
+    def check_settled(self) -> None:
+        """Wait, with an operator running, until all is as expected, and check that it stays so without any write."""
+        self.history.append("check_settled()")
         self._ensure_operator()
-        deadline_mono = time.monotonic() + REST_TIMEOUT_S
+        deadline_mono = time.monotonic() + SETTLE_TIMEOUT_S
         while problems := list(self._problems()):
             assert time.monotonic() < deadline_mono, self._complaint(problems)
             time.sleep(0.1)
@@ -218,18 +218,18 @@ class World:
         quiet = self._audit.mark()
         time.sleep(QUIET_S)
         writes = [each for each in self._audit.writes(OPERATOR_USER, quiet) if self._is_here(each)]
-        assert writes == [], self._complaint([f"written at rest: {each}" for each in writes])
+        assert writes == [], self._complaint([f"written after settling: {each}" for each in writes])
         problems = list(self._problems())
         assert problems == [], self._complaint(problems)
-        if self._was_alone:
+        if self._had_one_operator:
             wasted = avoidable(self._audit.writes(OPERATOR_USER, self._since))
             assert wasted == [], self._complaint([f"avoidable: {each}" for each in wasted])
         for each in self._running:
             assert each.metric("operator_app_writes_total", outcome="unchanged") == 0, self._complaint([])
         self._since = quiet
-        self._was_alone = len(self._running) == 1
+        self._had_one_operator = len(self._running) == 1
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Stop all operators and delete the namespace, without waiting for it."""
         for each in self._operators:
             if each.is_running:
@@ -240,7 +240,7 @@ class World:
         self._admin.delete(NAMESPACE, Key("", self._namespace))
 
     def _problems(self) -> Iterator[str]:
-        """Everything that is wrong, as sentences."""
+        """Every difference from the expected state, as sentences."""
         records = [
             each
             for each in self._admin.list(PROXY_REGISTRATION, OPERATOR_NAMESPACE)
@@ -259,23 +259,23 @@ class World:
                 expected_records.add(record_key(proxy).name)
                 yield from self._problems_of(name, proxy, records)
         yield from (
-            f"a record of nobody: {key_of(each)}" for each in records if key_of(each).name not in expected_records
+            f"a record of no proxy: {key_of(each)}" for each in records if key_of(each).name not in expected_records
         )
-        yield from self._problems_of_strangers()
-        yield from self._problems_of_marks()
+        yield from self._problems_of_foreign()
+        yield from self._problems_of_foreign_values()
 
     def _problems_of_absence(self, name: str) -> Iterator[str]:
         for kind in CHILD_KINDS:
-            if (kind, name) not in self._strangers and self._admin.find(kind, self._child(name)) is not None:
+            if (kind, name) not in self._foreign and self._admin.find(kind, self._child(name)) is not None:
                 yield f"{kind} of {name} is an orphan"
 
     def _problems_of(self, name: str, proxy: Object, records: list[Object]) -> Iterator[str]:
         if proxy["spec"]["listeners"][0]["routes"] != self._declared[name]["spec"]["listeners"][0]["routes"]:
             yield f"{name} has another spec than was declared"
-        intruded = [kind for kind in CHILD_KINDS if (kind, name) in self._strangers]
+        foreign_kinds = [kind for kind in CHILD_KINDS if (kind, name) in self._foreign]
         uid = proxy["metadata"]["uid"]
         for kind, declared in declared_children(proxy).items():
-            if kind in intruded or (kind == DEPLOYMENT and CONFIG_MAP in intruded):
+            if kind in foreign_kinds or (kind == DEPLOYMENT and CONFIG_MAP in foreign_kinds):
                 continue
             live = self._admin.find(kind, key_of(declared))
             if live is None:
@@ -284,59 +284,62 @@ class World:
             if [each["uid"] for each in live["metadata"].get("ownerReferences", ())] != [uid]:
                 yield f"{kind} of {name} is not owned by it"
             yield from (f"{kind} of {name}: {each} is {each.drift}" for each in differences(declared, live))
-        yield from self._problems_of_status(name, proxy, is_intruded=bool(intruded))
-        if not intruded:
+        yield from self._problems_of_status(name, proxy, has_foreign=bool(foreign_kinds))
+        if not foreign_kinds:
             mine = [each for each in records if each["metadata"]["name"] == record_key(proxy).name]
             if [each["spec"]["generation"] for each in mine] != [proxy["metadata"]["generation"]]:
                 yield f"the record of {name} is not of its generation"
 
-    def _problems_of_status(self, name: str, proxy: Object, *, is_intruded: bool) -> Iterator[str]:
+    def _problems_of_status(self, name: str, proxy: Object, *, has_foreign: bool) -> Iterator[str]:
         status = proxy.get("status") or {}
         generation = proxy["metadata"]["generation"]
-        told = {each["type"]: each["status"] == "True" for each in status.get("conditions", ())}
+        conditions = {each["type"]: each["status"] == "True" for each in status.get("conditions", ())}
         if status.get("observedGeneration") != generation or any(
             each["observedGeneration"] != generation for each in status.get("conditions", ())
         ):
             yield f"the status of {name} is not of generation {generation}"
-        if told.get("Reconciled") is is_intruded:
-            yield f"{name} says Reconciled={told.get('Reconciled')}"
-        if is_intruded and condition(proxy, "Reconciled").get("reason") != "NameConflict":
-            yield f"{name} does not tell of the stranger: {condition(proxy, 'Reconciled')}"
-        if told.get("Stalled", False) is not is_intruded:
-            yield f"{name} says Stalled={told.get('Stalled')}"
-        if not is_intruded and told.get("Registered") is not True:
+        if conditions.get("Reconciled") is has_foreign:
+            yield f"{name} has Reconciled={conditions.get('Reconciled')}"
+        if has_foreign and condition(proxy, "Reconciled").get("reason") != "NameConflict":
+            yield f"{name} does not name the foreign object: {condition(proxy, 'Reconciled')}"
+        if conditions.get("Stalled", False) is not has_foreign:
+            yield f"{name} has Stalled={conditions.get('Stalled')}"
+        if not has_foreign and conditions.get("Registered") is not True:
             yield f"{name} is not registered"
-        if "Contended" in told:
+        if "Contended" in conditions:
             yield f"{name} is contended"
         deployment = self._admin.find(DEPLOYMENT, self._child(name))
-        if deployment is not None and (DEPLOYMENT, name) not in self._strangers:
+        if deployment is not None and (DEPLOYMENT, name) not in self._foreign:
             total = deployment.get("status", {}).get("replicas", 0)
             if status.get("replicas") != total:
-                yield f"{name} says replicas={status.get('replicas')}, the Deployment {total}"
+                yield f"{name} has replicas={status.get('replicas')}, the Deployment {total}"
 
-    def _problems_of_strangers(self) -> Iterator[str]:
-        for (kind, name), before in self._strangers.items():
+    def _problems_of_foreign(self) -> Iterator[str]:
+        for (kind, name), before in self._foreign.items():
             live = self._admin.find(kind, self._child(name))
             if live is None:
-                yield f"a stranger's {kind} {name} is gone"
-            elif _substance(live) != _substance(before) or fields_of(live):
-                yield f"a stranger's {kind} {name} was changed"
+                yield f"the foreign {kind} {name} is gone"
+            elif content_of(live) != content_of(before) or fields_of(live):
+                yield f"the foreign {kind} {name} was changed"
 
-    def _problems_of_marks(self) -> Iterator[str]:
-        for (kind, name), (uid, value) in self._marks.items():
+    def _problems_of_foreign_values(self) -> Iterator[str]:
+        for (kind, name), (uid, value) in self._foreign_values.items():
             live = self._admin.find(kind, self._child(name))
             if live is None or live["metadata"]["uid"] != uid:
                 continue
             metadata = live["metadata"]
-            if (metadata["labels"].get(MARK), metadata.get("annotations", {}).get(MARK)) != (value, value):
-                yield f"what somebody put on {kind} of {name} is lost"
+            if (metadata["labels"].get(FOREIGN_NAME), metadata.get("annotations", {}).get(FOREIGN_NAME)) != (
+                value,
+                value,
+            ):
+                yield f"another writer's label or annotation of {kind} of {name} is lost"
 
     def _complaint(self, problems: list[str]) -> str:
         logs = "\n".join(each.log_text()[-6000:] for each in self._running)
-        steps = "\n".join(f"    world.{step}" for step in self.history)
-        return "\n".join(["wrong at rest:", *problems, "after", steps, logs])
+        steps = "\n".join(f"    model.{step}" for step in self.history)
+        return "\n".join(["wrong after settling:", *problems, "after", steps, logs])
 
-    # --- how
+    # --- internals
 
     @property
     def _running(self) -> list[OperatorProcess]:
@@ -344,17 +347,17 @@ class World:
 
     def _ensure_operator(self) -> None:
         if not self._running:
-            self._operators[0].start(*QUICK_PEACE)
+            self._operators[0].start(*SHORT_CONTENTION)
 
-    def _move_in(self) -> None:
-        self._namespace = f"world-{uuid.uuid4().hex[:8]}"
+    def _create_namespace(self) -> None:
+        self._namespace = f"model-{uuid.uuid4().hex[:8]}"
         self._admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self._namespace}})
 
     def _child(self, name: str) -> Key:
         return child_key(Key(self._namespace, name))
 
     def _is_here(self, entry: AuditEntry) -> bool:
-        """Whether a request is about this world; an operator's own leases are not, and those it renews all the time."""
+        """Whether a request is about this namespace; those about the operator's Leases are not."""
         if entry.resource != PROXY_REGISTRATION.plural:
             return entry.namespace == self._namespace
         live = self._admin.find(PROXY_REGISTRATION, Key(entry.namespace, entry.name))
@@ -368,7 +371,7 @@ class World:
                 raise
 
     def _patch(self, kind: Kind, name: str, patch: Object | list[Object], patch_type: PatchType) -> Object | None:
-        """Patch a child of ours; ``None`` when there is none, or nothing to patch in it."""
+        """Patch a child; returns ``None`` when there is none, or nothing to patch in it."""
         live = self._admin.find(kind, self._child(name))
         if live is None:
             return None
@@ -387,28 +390,16 @@ class World:
                 raise
 
 
-def _stranger(kind: Kind, key: Key, *, is_labelled: bool) -> Object:
-    labels = {"app": "stranger"} | ({LABEL_MANAGED_BY: FIELD_MANAGER} if is_labelled else {})
+def _foreign_object(kind: Kind, key: Key, *, is_labelled: bool) -> Object:
+    labels = {"app": "foreign"} | ({LABEL_MANAGED_BY: FIELD_MANAGER} if is_labelled else {})
     pod: Object = {
-        "metadata": {"labels": {"app": "stranger"}},
-        "spec": {"containers": [{"name": "c", "image": "example.com/stranger:v1"}]},
+        "metadata": {"labels": {"app": "foreign"}},
+        "spec": {"containers": [{"name": "c", "image": "example.com/foreign:v1"}]},
     }
     bodies: dict[Kind, Object] = {
         CONFIG_MAP: {"data": {"theirs": "yes"}},
-        SERVICE: {"spec": {"selector": {"app": "stranger"}, "ports": [{"port": 1}]}},
-        DEPLOYMENT: {"spec": {"replicas": 0, "selector": {"matchLabels": {"app": "stranger"}}, "template": pod}},
+        SERVICE: {"spec": {"selector": {"app": "foreign"}, "ports": [{"port": 1}]}},
+        DEPLOYMENT: {"spec": {"replicas": 0, "selector": {"matchLabels": {"app": "foreign"}}, "template": pod}},
     }
     metadata = {"namespace": key.namespace, "name": key.name, "labels": labels}
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata} | bodies[kind]
-
-
-def _substance(obj: Object) -> Object:
-    """All of an object but versions, status and the bookkeeping of the control plane's own controllers."""
-    copy = deepcopy(obj)
-    copy.pop("status", None)
-    metadata = copy["metadata"]
-    for name in ("resourceVersion", "managedFields", "generation"):
-        metadata.pop(name, None)
-    annotations = metadata.pop("annotations", {})
-    metadata["annotations"] = {k: v for k, v in annotations.items() if not k.startswith("deployment.kubernetes.io")}
-    return copy

@@ -1,4 +1,4 @@
-"""Objects of somebody else under a child's name: never written, named in the status, and waited out."""
+"""Foreign objects under a child's name: never written, named in the status, and replaced once they are gone."""
 
 import time
 from typing import Final
@@ -22,6 +22,7 @@ from operator_app.api.kinds import (
 from operator_app.apply import Outcome
 from operator_app.desired import child_key
 from operator_app.ssa.fields import fields_of
+from tests.e2e.components import components
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube, path_of
@@ -35,16 +36,15 @@ from tests.e2e.proxies import (
     wait_reconciled,
     writes_to_children,
 )
-from tests.e2e.rounds import rooms
 
-REST_S: Final = 1.0
+WAIT_S: Final = 1.0
 """Several rounds long: the backoff of tests begins at 0.1 s."""
 
 KEY_NAMES: Final = {kind: f"{kind.kind.lower()}-case" for kind in CHILD_KINDS}
 
 
-def a_stranger(kind: Kind, namespace: str, **metadata: object) -> Object:
-    """A valid object under the name of a child of the proxy ``web``, made by somebody who knows no operator."""
+def foreign_object(kind: Kind, namespace: str, **metadata: object) -> Object:
+    """A valid object of another writer under the name of a child of the proxy ``web``."""
     contents: dict[Kind, Object] = {
         CONFIG_MAP: {"data": {"mine": "yes"}},
         SERVICE: {"spec": {"ports": [{"name": "theirs", "port": 5432}], "selector": {"app": "database"}}},
@@ -68,33 +68,33 @@ def a_stranger(kind: Kind, namespace: str, **metadata: object) -> Object:
     }
 
 
-def made(admin: Kube, kind: Kind, obj: Object) -> Object:
-    """The object once nothing will change it any more by itself: for a Deployment, behind its controller."""
-    stored = admin.create(kind, obj)
+def stored(admin: Kube, kind: Kind, obj: Object) -> Object:
+    """Create an object and return it as it stays: a Deployment after its controller has written its status."""
+    created = admin.create(kind, obj)
     if kind != DEPLOYMENT:
-        return stored
+        return created
 
-    def is_at_rest(live: Object) -> bool:
+    def is_settled(live: Object) -> bool:
         status = live.get("status", {})
         types = {each["type"] for each in status.get("conditions", ())}
         return status.get("observedGeneration") == live["metadata"]["generation"] and len(types) == 2
 
-    return admin.wait_until(kind, Key(obj["metadata"]["namespace"], obj["metadata"]["name"]), is_at_rest)
+    return admin.wait_until(kind, Key(obj["metadata"]["namespace"], obj["metadata"]["name"]), is_settled)
 
 
 def test_a_stranger_is_left_byte_for_byte_and_named(
     admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
 ) -> None:
-    """For each kind: no write, ``NameConflict`` and ``Stalled`` name it, the rest is made; removed, it is made too.
+    """For each kind: no write, ``NameConflict`` and ``Stalled`` name it, the others are created; later the child is.
 
-    Without its ConfigMap a Deployment would run a stranger's configuration, so it is the one that waits.
+    Without its ConfigMap a Deployment would run a foreign configuration, so it is the one that waits.
     """
-    strangers, proxies = {}, {}
+    foreign, proxies = {}, {}
     for kind in CHILD_KINDS:
         proxies[kind] = Key(namespace, KEY_NAMES[kind])
-        stranger = a_stranger(kind, namespace)
-        stranger["metadata"]["name"] = child_key(proxies[kind]).name
-        strangers[kind] = made(admin, kind, stranger)
+        obj = foreign_object(kind, namespace)
+        obj["metadata"]["name"] = child_key(proxies[kind]).name
+        foreign[kind] = stored(admin, kind, obj)
     mark = audit.mark()
     for key in proxies.values():
         admin.create(ENVOY_PROXY, a_proxy(namespace, key.name))
@@ -104,14 +104,14 @@ def test_a_stranger_is_left_byte_for_byte_and_named(
         assert f"{kind} {child_key(key)}" in condition(proxy, "Reconciled")["message"]
         assert condition(proxy, "Stalled")["reason"] == "NameConflict"
         assert kstatus(proxy) == "Failed"
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     for kind, key in proxies.items():
-        assert admin.get(kind, child_key(key)) == strangers[kind]
+        assert admin.get(kind, child_key(key)) == foreign[kind]
         writes = sorted((each.resource, each.code) for each in writes_to_children(audit, key, mark))
         others = [each for each in CHILD_KINDS if each != kind and (kind, each) != (CONFIG_MAP, DEPLOYMENT)]
         assert writes == sorted((each.plural, 201) for each in others), (
-            "the others are made, and the stranger is not written"
+            "the others are created, and the foreign object is not written"
         )
     assert running_operator.metric("operator_app_rounds_total") > len(proxies), "there were several rounds"
 
@@ -123,18 +123,18 @@ def test_a_stranger_is_left_byte_for_byte_and_named(
 
 
 @pytest.mark.usefixtures("running_operator")
-def test_a_deleted_proxy_takes_no_stranger_along(admin: Kube, namespace: str) -> None:
-    """A proxy that never got its names is deleted without a trace, and the strangers stay as they are."""
+def test_a_deleted_proxy_leaves_foreign_objects(admin: Kube, namespace: str) -> None:
+    """A proxy all of whose names are taken is deleted completely, and the foreign objects stay as they are."""
     key = Key(namespace, "web")
-    strangers = [made(admin, kind, a_stranger(kind, namespace)) for kind in CHILD_KINDS]
+    foreign = [stored(admin, kind, foreign_object(kind, namespace)) for kind in CHILD_KINDS]
     proxy = admin.create(ENVOY_PROXY, a_proxy(namespace))
     admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "NameConflict"))
 
     admin.delete(ENVOY_PROXY, key)
     admin.wait_gone(ENVOY_PROXY, key, uid=proxy["metadata"]["uid"])
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
-    assert [admin.get(kind, child_key(key)) for kind in CHILD_KINDS] == strangers
+    assert [admin.get(kind, child_key(key)) for kind in CHILD_KINDS] == foreign
 
 
 @pytest.mark.usefixtures("running_operator")
@@ -158,20 +158,20 @@ def test_only_the_controller_reference_makes_an_object_ours(
         "another controller": {"labels": labels, "ownerReferences": [reference | {"controller": True}]},
         "our reference, not as controller": {"labels": labels, "ownerReferences": [ours]},
     }
-    strangers = [made(admin, kind, a_stranger(kind, namespace, **metadata[disguise])) for kind in CHILD_KINDS]
+    foreign = [stored(admin, kind, foreign_object(kind, namespace, **metadata[disguise])) for kind in CHILD_KINDS]
     mark = audit.mark()
 
     admin.patch(ENVOY_PROXY, key, {"spec": {"paused": False}})
     admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "NameConflict"))
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
-    assert [admin.get(kind, child_key(key)) for kind in CHILD_KINDS] == strangers
+    assert [admin.get(kind, child_key(key)) for kind in CHILD_KINDS] == foreign
     assert writes_to_children(audit, key, mark) == []
 
 
 @pytest.mark.usefixtures("running_operator")
-def test_a_child_whose_reference_was_removed_is_a_stranger(admin: Kube, audit: AuditLog, namespace: str) -> None:
-    """Who takes the owner reference off a child takes the child away from us: it is left to them, and reported."""
+def test_a_child_whose_reference_was_removed_is_foreign(admin: Kube, audit: AuditLog, namespace: str) -> None:
+    """A child without its owner reference is not the proxy's any more: it is reported and not written."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
@@ -183,7 +183,7 @@ def test_a_child_whose_reference_was_removed_is_a_stranger(admin: Kube, audit: A
     admin.patch(SERVICE, child_key(key), {"spec": {"selector": {"app": "theirs-now"}}})
     admin.patch(CONFIG_MAP, child_key(key), {"data": {"mine": "yes"}})
     before = {kind: admin.get(kind, child_key(key)) for kind in (CONFIG_MAP, SERVICE)}
-    time.sleep(REST_S)
+    time.sleep(WAIT_S)
 
     assert {kind: admin.get(kind, child_key(key)) for kind in (CONFIG_MAP, SERVICE)} == before
     assert writes_to_children(audit, key, mark) == []
@@ -198,20 +198,20 @@ def test_a_child_whose_reference_was_removed_is_a_stranger(admin: Kube, audit: A
 async def test_a_stranger_who_is_faster_by_one_request_is_untouched(
     admin: Kube, control_plane: ControlPlane, namespace: str, kind: Kind
 ) -> None:
-    """A stranger made between the operator's read and its create stays as it is, without a trace of us."""
+    """An object created between the operator's read and its create stays as it is, without fields of the operator."""
     key = Key(namespace, "web")
     proxy = admin.create(ENVOY_PROXY, a_proxy(namespace))
-    strangers: list[Object] = []
+    foreign: list[Object] = []
 
     async def before(request: httpx2.Request) -> None:
-        if request.method == "PATCH" and request.url.path == path_of(kind, child_key(key)) and not strangers:
-            strangers.append(await anyio.to_thread.run_sync(made, admin, kind, a_stranger(kind, namespace)))
+        if request.method == "PATCH" and request.url.path == path_of(kind, child_key(key)) and not foreign:
+            foreign.append(await anyio.to_thread.run_sync(stored, admin, kind, foreign_object(kind, namespace)))
 
-    async with rooms(control_plane.kubeconfig, before=before) as these:
-        these.know(ENVOY_PROXY, proxy)
-        await these.reconciler.reconcile(key)
+    async with components(control_plane.kubeconfig, before=before) as parts:
+        parts.deliver(ENVOY_PROXY, proxy)
+        await parts.reconciler.reconcile(key)
 
-    assert [admin.get(kind, child_key(key))] == strangers
-    assert fields_of(strangers[0]) == {}
+    assert [admin.get(kind, child_key(key))] == foreign
+    assert fields_of(foreign[0]) == {}
     assert is_refused("Reconciled", "NameConflict")(admin.get(ENVOY_PROXY, key))
-    assert (kind, Outcome.CREATED) not in these.writes
+    assert (kind, Outcome.CREATED) not in parts.writes

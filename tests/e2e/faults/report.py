@@ -1,4 +1,4 @@
-"""The result of a campaign as a page for people: ``docs/reliability.md``. Pure."""
+"""The result of a campaign as the page ``docs/reliability.md``. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from typing import Final
 
 from operator_app.settings import Settings
 from tests.e2e.faults.campaign import Run
-from tests.e2e.faults.catalogue import SWEPT
+from tests.e2e.faults.catalogue import HEALED_BY_RESYNC
 from tests.e2e.faults.plan import FaultKind
 from tests.e2e.faults.scenarios import SCENARIOS
 
@@ -28,18 +28,18 @@ every fault was made to happen that an API server, a network or a kernel can cau
 - there is one of everything, and no object was made more often than the scenario calls for, by UID;
 - exactly the declared hostname is claimed, by exactly this proxy; after a deletion none is;
 - no orphan is left in the namespace or the registry;
-- no byte of a stranger's object was changed, and a stranger's annotations on the children are still there;
+- no byte of a foreign object was changed, and another writer's annotations on the children are still there;
 - the operator wrote to nothing else, wrote nothing without its shard's Lease, wrote nothing that had no effect (but
   where an answer was lost, it may ask again), and wrote nothing at all any more, except that the Event of a real repair
   may come late.
 
-Sweeps are off, so that none hides a weakness of the ordinary ways, but for three faults: after *{swept}* the
-operator is rightly content, or rightly stalled, until its next sweep. These runs have one every {sweep_s:g} seconds, so
-they show that a sweep heals, and not how soon: by default there is one every {default_sweep_s:g} seconds.
+Resyncs are off, so that none hides a weakness of the watches, except for three faults: after *{resynced}* the operator
+can't know better, or is rightly stalled, until its next resync. These runs have one every {resync_s:g} seconds, so they
+show that a resync repairs, and not how soon: by default there is one every {default_resync_s:g} seconds.
 
-At starts of the operator the first list and the first watch go wrong of every kind that it follows, HostnameClaims,
-Namespaces and Leases included. Outside of the campaign is what else is about no proxy: reads and writes of single
-Leases, the look at each Namespace that the settings name, and the watch events of both kinds. One operator runs at a
+At starts of the operator the first list and the first watch of every kind that it watches go wrong, HostnameClaims,
+Namespaces and Leases included. Not part of the campaign is what else is about no proxy: reads and writes of single
+Leases, the read of each Namespace that the settings name, and the watch events of both kinds. One operator runs at a
 time, so no run could show two holders of a Lease: with two replicas, `tests/e2e/faults/test_campaign.py` tries lists
 and watches of Leases that go wrong, and `tests/e2e/sharding/test_leases.py` and `make bench-failover` kill and stop
 replicas.
@@ -52,18 +52,18 @@ fails, as it does when a run did not survive.
 
 
 def counts(runs: Iterable[Run]) -> tuple[int, int]:
-    """How many faults struck, and how many of these runs survived."""
-    struck = [run for run in runs if run.is_struck]
-    return len(struck), sum(run.has_survived for run in struck)
+    """How many faults were injected, and how many of these runs survived."""
+    injected = [run for run in runs if run.is_injected]
+    return len(injected), sum(run.has_survived for run in injected)
 
 
 def unreached(runs: Iterable[Run]) -> list[Run]:
-    """Runs whose fault found nothing to strike: what they were to show is not shown."""
-    return [run for run in runs if not run.is_struck]
+    """Runs whose fault was never injected, because its point was not reached."""
+    return [run for run in runs if not run.is_injected]
 
 
-def page(runs: Sequence[Run], *, quiet_s: float, sweep_interval_s: float) -> str:
-    """The whole page. A fault that found nothing to strike was not tried, and is shown as such."""
+def page(runs: Sequence[Run], *, quiet_s: float, resync_interval_s: float) -> str:
+    """The whole page. A fault that was never injected does not count as tried, and is shown as such."""
     tried, survived = counts(runs)
     sections: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -71,9 +71,9 @@ def page(runs: Sequence[Run], *, quiet_s: float, sweep_interval_s: float) -> str
     names = [name for name in (*(each.name for each in SCENARIOS), START) if name in sections]
     head = _HEAD.format(
         quiet_s=quiet_s,
-        sweep_s=sweep_interval_s,
-        default_sweep_s=Settings.model_fields["sweep_interval_s"].default,
-        swept="*, *".join(kind.value for kind in FaultKind if kind in SWEPT),
+        resync_s=resync_interval_s,
+        default_resync_s=Settings.model_fields["sweep_interval_s"].default,
+        resynced="*, *".join(kind.value for kind in FaultKind if kind in HEALED_BY_RESYNC),
         tried=tried,
         survived=survived,
     )
@@ -102,7 +102,7 @@ def _points(runs: Sequence[Run]) -> str:
 
 
 def _cell(run: Run) -> str:
-    if not run.is_struck:
+    if not run.is_injected:
         return "not reached"
     return "survived" if run.has_survived else "**FAILED**"
 

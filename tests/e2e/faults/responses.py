@@ -1,4 +1,4 @@
-"""What the carriers answer in place of the API server: refusals, and edited watch streams. Pure."""
+"""Responses that the carriers give in place of the API server: refusals, and edited watch streams. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any, Final
 
-from tests.e2e.faults.ledger import Ledger
+from tests.e2e.faults.injector import Injector
 from tests.e2e.faults.plan import FaultKind
 
 RETRY_AFTER_S: Final = 1
@@ -24,7 +24,7 @@ _CODES: Final = {
 
 
 def refusal(kind: FaultKind) -> tuple[int, dict[str, str], bytes] | None:
-    """Status, headers and body with which the API server would refuse; ``None`` for faults that are no refusals."""
+    """Status, headers and body with which the API server would refuse; ``None`` for faults of another kind."""
     if kind not in _CODES:
         return None
     code, reason = _CODES[kind]
@@ -40,37 +40,37 @@ def phrase(code: int) -> bytes:
 
 
 class Break(Enum):
-    """How an edited stream stops being one."""
+    """How an edited stream stops."""
 
     CUT = "the connection ends without the end of the body"
-    SILENCE = "nothing comes any more, and the connection stays"
-    END = "the body ends in good order"
+    SILENCE = "nothing more is sent, and the connection stays open"
+    END = "the body ends correctly"
 
 
 class StreamEditor:
-    """Edits one watch stream, line by line, as its ledger's plan says."""
+    """Edits one watch stream, line by line, as its injector's plan says."""
 
-    def __init__(self, ledger: Ledger, kind: str) -> None:
-        self._ledger = ledger
+    def __init__(self, injector: Injector, kind: str) -> None:
+        self._injector = injector
         self._kind = kind
         self._rest = b""
 
     def feed(self, chunk: bytes) -> Iterator[bytes | Break]:
-        """What goes on to the client for a chunk of the body. Nothing may follow a ``Break``."""
+        """Yield what to send to the client for a chunk of the body. Nothing may follow a ``Break``."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             if line.strip():
                 yield from self._edited(line)
 
     def _edited(self, line: bytes) -> Iterator[bytes | Break]:
-        fault = self._ledger.event(self._kind, line)
+        fault = self._injector.event(self._kind, line)
         match fault.kind if fault is not None else None:
             case None:
                 yield line + b"\n"
             case FaultKind.HIDE:
                 return
             case FaultKind.REPLAY if fault is not None:
-                for each in (line, *self._ledger.past(fault.about, self._kind)):
+                for each in (line, *self._injector.past(fault.about, self._kind)):
                     yield each + b"\n"
             case FaultKind.CUT:
                 yield line[: len(line) // 2]
@@ -81,7 +81,7 @@ class StreamEditor:
                 yield json.dumps({"type": "ERROR", "object": _status(410, "Expired")}).encode() + b"\n"
                 yield Break.END
             case other:
-                raise ValueError(f"{other} can't strike an event")
+                raise ValueError(f"{other} can't happen to an event")
 
 
 def _status(code: int, reason: str) -> dict[str, Any]:

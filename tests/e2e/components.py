@@ -1,6 +1,6 @@
-"""The operator's rooms in this process, without its watches: rounds by hand, over a store that a test fills.
+"""The operator's components in the test's process, without its watches: rounds by call, over a store that a test fills.
 
-For what can't be timed from outside: a round whose knowledge is old, and a world that changes between two requests.
+For what can't be timed from outside: a round with an old store, and a cluster that changes between two requests.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -32,7 +32,7 @@ Before = Callable[[httpx2.Request], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class Components:
     """Everything that a round needs, and the writes that it made."""
 
     cluster: Cluster
@@ -45,14 +45,14 @@ class Rooms:
     writes: list[tuple[Kind, Outcome]] = field(default_factory=list)
     occurrences: list[Occurrence] = field(default_factory=list)
 
-    def know(self, kind: Kind, *objects: Object) -> None:
-        """Let the store hold these versions, as if a watch had told."""
+    def deliver(self, kind: Kind, *objects: Object) -> None:
+        """Put these versions into the store, as if a watch had delivered them."""
         for obj in objects:
             self.store.learn(kind, obj)
 
 
 class _Interrupted(httpx2.AsyncBaseTransport):
-    """Lets something happen before each request is sent."""
+    """Awaits a function before each request is sent."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, before: Before) -> None:
         self._inner = inner
@@ -71,17 +71,17 @@ async def _nothing(_request: httpx2.Request) -> None:
 
 
 @asynccontextmanager
-async def rooms(
+async def components(
     kubeconfig: Path,
     *,
     before: Before = _nothing,
     registries: Registries | None = None,
     abandon_after_s: float | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> AsyncGenerator[Rooms]:
-    """Rooms around an empty store; ``before`` is awaited before each request is sent.
+) -> AsyncGenerator[Components]:
+    """Components around an empty store; ``before`` is awaited before each request is sent.
 
-    An outside registry that failed is asked again in the very next round.
+    An outside registry that failed is called again in the next round.
     """
     async with Cluster.connect(
         kubeconfig=kubeconfig, user_agent="rounds", transport_wrapper=lambda inner: _Interrupted(inner, before)
@@ -120,4 +120,4 @@ async def rooms(
             abandon_after_s=abandon_after_s,
             now=now,
         )
-        yield Rooms(cluster, store, applier, finalizer, statuses, reconciler, registrar, writes, occurrences)
+        yield Components(cluster, store, applier, finalizer, statuses, reconciler, registrar, writes, occurrences)

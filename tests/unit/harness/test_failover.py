@@ -1,4 +1,4 @@
-"""The verdict on a failover can be guilty: forged audit logs, each with one thing wrong."""
+"""The checks of a failover find what is wrong: forged audit logs, each with one violation."""
 
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -47,8 +47,8 @@ LOG: Final = (
 )
 
 
-def test_writes_within_ones_tenure_are_in_order() -> None:
-    """Renewals, a release and a change of hands leave nothing to complain about."""
+def test_writes_within_a_tenure_are_in_order() -> None:
+    """Renewals, a release and a change of the holder are no violation."""
     assert out_of_order(LOG, 1, ["team"]) == []
     assert epochs_out_of_order(LOG, 1) == []
 
@@ -61,21 +61,21 @@ def test_a_write_after_the_tenure_or_between_two_is_found() -> None:
     assert len(out_of_order((*LOG, entry("services", 9, "a")), 1, ["team"])) == 1
 
 
-def test_what_changed_nothing_or_is_not_ours_to_judge_is_left_out() -> None:
+def test_refused_writes_and_other_namespaces_are_left_out() -> None:
     """A refused write, and a write in a namespace of another test."""
     refused = entry("services", 16, "a", code=409)
     elsewhere = entry("services", 16, "a", namespace="other")
     assert out_of_order((*LOG, refused, elsewhere), 1, ["team"]) == []
 
 
-def test_a_record_belongs_to_the_namespace_that_it_tells_of() -> None:
-    """Records are kept in the operator's namespace and are judged by their proxy's."""
+def test_a_record_belongs_to_the_namespace_of_its_proxy() -> None:
+    """Records are kept in the operator's namespace and are checked by their proxy's namespace."""
     record = {"spec": {"proxy": {"namespace": "team"}}}
     late = entry("proxyregistrations", 16, "a", record, namespace="edge-system", name="proxy-1")
     assert len(out_of_order((*LOG, late), 1, ["team"])) == 1
 
 
-def test_an_epoch_that_does_not_grow_with_a_change_of_hands_is_found() -> None:
-    """Another holder needs a higher epoch, and none may go back."""
+def test_an_epoch_that_does_not_grow_with_a_new_holder_is_found() -> None:
+    """Another holder needs a higher epoch, and no epoch may go back."""
     assert len(epochs_out_of_order((lease(10, "a", 3), lease(11, "b", 3)), 1)) == 1
     assert len(epochs_out_of_order((lease(10, "a", 3), lease(11, "a", 2)), 1)) == 1

@@ -1,4 +1,4 @@
-"""What must hold when a run is over, as sentences about what does not. Pure.
+"""What must hold when a run is over; every violation is a sentence. Pure.
 
 Written against the API and the design, not against the operator's own comparison: every declared value is looked up in
 the live object, and the status is recomputed from the numbers that the Deployment controller reports.
@@ -22,25 +22,25 @@ from operator_app.api.models import parse_spec
 from operator_app.desired import child_key, children
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry
-from tests.e2e.faults.mirror import ELSEWHERE, Address, View
-from tests.e2e.faults.scenarios import MARK, NAME, Scenario
+from tests.e2e.faults.observer import REGISTRY_KINDS, Address, View
+from tests.e2e.faults.scenarios import FOREIGN_ANNOTATION, NAME, Scenario
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 
 _IMAGE: Final[str] = Settings.model_fields["image"].default
 
 
-def problems(scenario: Scenario, namespace: str, view: View, bystanders: View, uid: str) -> Iterator[str]:
+def problems(scenario: Scenario, namespace: str, view: View, foreign: View, uid: str) -> Iterator[str]:
     """Everything that is wrong about a namespace now; ``uid`` is the latest proxy that was created there."""
     key = Key(namespace, NAME)
-    for address, before in bystanders.items():
+    for address, before in foreign.items():
         if view.get(address) != before:
-            yield f"a stranger's {address[0]} was changed"
+            yield f"a foreign {address[0]} was changed"
     records = {name: obj for (kind, name), obj in view.items() if kind == PROXY_REGISTRATION}
     claims = {name: obj for (kind, name), obj in view.items() if kind == HOSTNAME_CLAIM}
     managed = {
         address
         for address, obj in view.items()
-        if address[0] not in ELSEWHERE and obj["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) == FIELD_MANAGER
+        if address[0] not in REGISTRY_KINDS and obj["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) == FIELD_MANAGER
     }
     proxy = view.get((ENVOY_PROXY, key))
     if scenario.ends_gone:
@@ -62,9 +62,9 @@ def problems(scenario: Scenario, namespace: str, view: View, bystanders: View, u
             yield f"{address[0]} is missing"
             continue
         yield from (f"{address[0]}: {each} is not as declared" for each in _missing("", child, live))
-        is_first = scenario.lives.get(address[0].kind, 1) == 1
-        if scenario.is_prepared and is_first and MARK not in live["metadata"].get("annotations", {}):
-            yield f"{address[0]}: a stranger's annotation is lost"
+        is_original = scenario.uids.get(address[0].kind, 1) == 1
+        if scenario.is_prepared and is_original and FOREIGN_ANNOTATION not in live["metadata"].get("annotations", {}):
+            yield f"{address[0]}: another writer's annotation is lost"
     yield from _record_problems(proxy, records)
     yield from _claim_problems(proxy, claims)
     deployment = view.get((DEPLOYMENT, child_key(key)))
@@ -72,20 +72,20 @@ def problems(scenario: Scenario, namespace: str, view: View, bystanders: View, u
         yield from _status_problems(proxy, deployment)
 
 
-def lives_problems(scenario: Scenario, lives: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Objects that were made more often than the scenario calls for; ``lives`` has the UIDs by kind."""
-    for kind, uids in lives.items():
-        wanted = scenario.lives.get(kind, 1)
-        if len(uids) != wanted:
-            yield f"{kind} had {len(uids)} lives and not {wanted}: {', '.join(uids)}"
+def uid_problems(scenario: Scenario, uids: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Kinds whose objects were created more or less often than the scenario calls for; ``uids`` is by kind."""
+    for kind, found in uids.items():
+        wanted = scenario.uids.get(kind, 1)
+        if len(found) != wanted:
+            yield f"{kind} had {len(found)} UIDs and not {wanted}: {', '.join(found)}"
 
 
 def write_problems(writes: Iterable[AuditEntry], *, names: frozenset[str], may_repeat: bool) -> Iterator[str]:
-    """Writes of the operator about one namespace that no run calls for: to other objects, or without any effect."""
+    """Writes of the operator about one namespace that are wrong: to foreign objects, or without any effect."""
     versions: dict[tuple[str, str], str] = {}
     for each in writes:
         if each.resource != "events" and each.name not in names:
-            yield f"wrote to a stranger: {each}"
+            yield f"wrote to a foreign object: {each}"
         if each.code not in (200, 201) or each.verb == "delete" or each.resource_version is None or is_release(each):
             continue
         if versions.get((each.resource, each.name)) == each.resource_version and not may_repeat:
@@ -94,7 +94,7 @@ def write_problems(writes: Iterable[AuditEntry], *, names: frozenset[str], may_r
 
 
 def is_release(write: AuditEntry) -> bool:
-    """Whether this takes our finalizer off a proxy: if that ends its life, the answer shows the version before it."""
+    """Whether a write removes our finalizer; where that deletes the proxy, the response has the version before it."""
     metadata = (write.request or {}).get("metadata", {})
     return write.resource == ENVOY_PROXY.plural and not write.subresource and not metadata.get("finalizers")
 
@@ -143,19 +143,19 @@ def _status_problems(proxy: Object, deployment: Object) -> Iterator[str]:
     conditions = {each["type"]: each for each in status.get("conditions", ())}
     reported = deployment.get("status") or {}
     if reported.get("observedGeneration", 0) < deployment["metadata"]["generation"]:
-        yield "the Deployment controller has not spoken yet"
+        yield "the Deployment controller has not observed the Deployment yet"
     wanted = deployment["spec"]["replicas"]
     is_available = reported.get("availableReplicas", 0) >= wanted - wanted // 4
     is_rolled_out = reported.get("updatedReplicas", 0) >= wanted and reported.get("replicas", 0) == reported.get(
         "updatedReplicas", 0
     )
     is_ready = is_available and is_rolled_out
-    truth = {"Reconciled": True, "Registered": True, "Available": is_available, "Ready": is_ready}
+    expected = {"Reconciled": True, "Registered": True, "Available": is_available, "Ready": is_ready}
     is_past_deadline = any(each.get("reason") == "ProgressDeadlineExceeded" for each in reported.get("conditions", ()))
-    truth |= {} if is_ready else {"Stalled" if is_past_deadline else "Reconciling": True}
-    told = {name: each["status"] == "True" for name, each in conditions.items() if name != "Contended"}
-    if told != truth:
-        yield f"status says {told}, the truth is {truth}"
+    expected |= {} if is_ready else {"Stalled" if is_past_deadline else "Reconciling": True}
+    found = {name: each["status"] == "True" for name, each in conditions.items() if name != "Contended"}
+    if found != expected:
+        yield f"status has {found}, expected is {expected}"
     if status.get("observedGeneration") != generation or any(
         each["observedGeneration"] != generation for each in conditions.values()
     ):

@@ -1,8 +1,8 @@
-"""What the cluster looks like and how it came there, seen by the administrator: independent of the operator's watches.
+"""The latest objects of the cluster and their history, by the administrator's watches and not by the operator's.
 
 One thread for each kind lists, watches and keeps the latest objects, grouped by the namespace that they are about,
-every UID that ever stood under a name, and every step of a status that no truthful writer takes. What the objects
-should be does not belong here.
+every UID that an address ever had, and every transition of a status that is wrong by itself. What the objects should
+be does not belong here.
 """
 
 import json
@@ -27,28 +27,28 @@ from operator_app.api.kinds import (
 )
 from tests.e2e.kube import Kube, path_of
 
-ELSEWHERE: Final = (PROXY_REGISTRATION, HOSTNAME_CLAIM)
+REGISTRY_KINDS: Final = (PROXY_REGISTRATION, HOSTNAME_CLAIM)
 """Kinds whose objects are in the operator's namespace, and about the namespace of the proxy that they name."""
 
-KINDS: Final = (ENVOY_PROXY, *CHILD_KINDS, *ELSEWHERE)
+KINDS: Final = (ENVOY_PROXY, *CHILD_KINDS, *REGISTRY_KINDS)
 
 _STREAM_S: Final = 5
 """How long one watch lasts, and so how long it takes to stop."""
 
 Address = tuple[Kind, Key]
 View = dict[Address, Object]
-"""Objects by address; those about one namespace, unless told otherwise."""
+"""Objects by address; those about one namespace, unless something else is said."""
 
 
-class Mirror:
+class Observer:
     """Follows the cluster for as long as the block lasts. Safe for threads; objects must not be changed."""
 
     def __init__(self, admin: Kube) -> None:
         self._admin = admin
         self._views: defaultdict[str, View] = defaultdict(dict)
-        self._lives: defaultdict[Address, dict[str, None]] = defaultdict(dict)
-        self._lives_about: defaultdict[tuple[Kind, str], dict[str, None]] = defaultdict(dict)
-        self._lies: defaultdict[str, list[str]] = defaultdict(list)
+        self._uids: defaultdict[Address, dict[str, None]] = defaultdict(dict)
+        self._uids_about: defaultdict[tuple[Kind, str], dict[str, None]] = defaultdict(dict)
+        self._bad_transitions: defaultdict[str, list[str]] = defaultdict(list)
         self._lock = threading.Lock()
         self._is_stopping = threading.Event()
         self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in KINDS]
@@ -70,20 +70,20 @@ class Mirror:
         with self._lock:
             return dict(self._views[namespace])
 
-    def lives(self, kind: Kind, key: Key) -> tuple[str, ...]:
-        """The UIDs that stood under an address one after the other."""
+    def uids(self, kind: Kind, key: Key) -> tuple[str, ...]:
+        """The UIDs that an address had, in their order."""
         with self._lock:
-            return tuple(self._lives[kind, key])
+            return tuple(self._uids[kind, key])
 
-    def lives_about(self, kind: Kind, namespace: str) -> tuple[str, ...]:
+    def uids_about(self, kind: Kind, namespace: str) -> tuple[str, ...]:
         """The UIDs of all objects of a kind that ever were about a namespace, under whatever name."""
         with self._lock:
-            return tuple(self._lives_about[kind, namespace])
+            return tuple(self._uids_about[kind, namespace])
 
-    def lies(self, namespace: str) -> tuple[str, ...]:
-        """What statuses in a namespace have told on the way that can't be true."""
+    def bad_transitions(self, namespace: str) -> tuple[str, ...]:
+        """Every transition of a status in a namespace that is wrong, as sentences."""
         with self._lock:
-            return tuple(self._lies[namespace])
+            return tuple(self._bad_transitions[namespace])
 
     def _follow(self, kind: Kind) -> None:
         version = ""
@@ -125,27 +125,29 @@ class Mirror:
         view = self._views[about(kind, obj)]
         before = view.get((kind, key_of(obj)))
         if kind == ENVOY_PROXY and before is not None and before["metadata"]["uid"] == obj["metadata"]["uid"]:
-            self._lies[about(kind, obj)] += _lies(before.get("status") or {}, obj.get("status") or {})
+            self._bad_transitions[about(kind, obj)] += _bad_transitions(
+                before.get("status") or {}, obj.get("status") or {}
+            )
         view[kind, key_of(obj)] = obj
-        self._lives[kind, key_of(obj)][obj["metadata"]["uid"]] = None
-        self._lives_about[kind, about(kind, obj)][obj["metadata"]["uid"]] = None
+        self._uids[kind, key_of(obj)][obj["metadata"]["uid"]] = None
+        self._uids_about[kind, about(kind, obj)][obj["metadata"]["uid"]] = None
 
 
-def _lies(before: Object, after: Object) -> Iterator[str]:
-    """What is wrong about the step from one status to the next of the same object."""
+def _bad_transitions(before: Object, after: Object) -> Iterator[str]:
+    """What is wrong about the transition from one status of an object to its next one."""
     generations = [each.get("observedGeneration", 0) for each in (before, after)]
     if generations != sorted(generations):
         yield f"observedGeneration went from {generations[0]} to {generations[1]}"
-    told = {each["type"]: each for each in before.get("conditions", ())}
+    earlier = {each["type"]: each for each in before.get("conditions", ())}
     for each in after.get("conditions", ()):
-        old = told.get(each["type"], each)
+        old = earlier.get(each["type"], each)
         is_flip = old["status"] != each["status"]
         if not is_flip and old["lastTransitionTime"] != each["lastTransitionTime"]:
-            yield f"{each['type']} has another lastTransitionTime and is as it was"
+            yield f"{each['type']} has another lastTransitionTime without another status"
 
 
 def about(kind: Kind, obj: Object) -> str:
     """The namespace that an object is about."""
-    place = obj["spec"].get("proxy", {}) if kind in ELSEWHERE else obj["metadata"]
+    place = obj["spec"].get("proxy", {}) if kind in REGISTRY_KINDS else obj["metadata"]
     namespace: str = place["namespace"]
     return namespace
