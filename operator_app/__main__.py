@@ -20,7 +20,7 @@ from operator_app.desired import children
 from operator_app.errors import ConfigurationError, OperatorError, TerminalError
 from operator_app.explain import explain
 from operator_app.kube.client import Cluster
-from operator_app.observability.metrics import configure_logging
+from operator_app.observability.logs import configure_logging
 from operator_app.registration.audit import Finding, findings, fix, outside_entries, survey, table
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries

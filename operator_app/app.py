@@ -51,7 +51,8 @@ from operator_app.kube.deltas import Deleted, Delta, Listed
 from operator_app.kube.events import EventRecorder
 from operator_app.kube.store import Index, Store
 from operator_app.kube.watch import QUIET_S, WatchTimes, follow
-from operator_app.observability.metrics import Health, Metrics, serving
+from operator_app.observability.http import Health, serving
+from operator_app.observability.metrics import Metrics
 from operator_app.reconcile import Reconciler
 from operator_app.registration.audit import FindingKind, findings, outside_entries, survey_of
 from operator_app.registration.backoff import Backoff, CircuitBreaker

@@ -15,7 +15,8 @@ from operator_app.app import Operator
 from operator_app.controller.backpressure import Backpressure
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed
-from operator_app.observability.metrics import Health, Metrics
+from operator_app.observability.http import Health
+from operator_app.observability.metrics import Metrics
 from operator_app.registration.registrar import Registries
 from operator_app.settings import Settings
 from tests.unit.kube.scripted_client import cluster_over
