@@ -507,7 +507,7 @@ class Operator:
             log.warning("sweep_failed", kind=kind.kind, error=str(error))
             return (error.retry_after_s or 0.0) if isinstance(error, TransientError) else 0.0
         for each in missed:
-            self._metrics.missed.labels(kind.kind).inc()
+            self._metrics.resync_missed.labels(kind.kind).inc()
             log.warning("watch_missed", kind=kind.kind, key=str(key_of(each.object)), gone=each.is_gone)
             for key in self._concerned(kind, each.object):
                 self._add(key, Priority.REPAIR)
@@ -521,7 +521,7 @@ class Operator:
         self._to_look_outside.discard(key)
         if token is None:
             return None
-        self._metrics.count_round_of(self._tenant(key.namespace))
+        self._metrics.count_reconcile(self._tenant(key.namespace))
         verdict: ReconcileResult | None = None
         with self._elector.working(token):
             verdict = await self._reconciler.reconcile(key, failures=failures, is_resync=is_resync)

@@ -119,8 +119,8 @@ class WorkerPool:
             log.exception("round_crashed", proxy=str(key))
             verdict = ReconcileResult(failure=OperatorError(_CRASHED))
         if verdict is not None:
-            self._metrics.round_seconds.observe(time.monotonic() - begun_mono)
-            self._metrics.rounds.labels("failed" if verdict.failure else "done").inc()
+            self._metrics.reconcile_seconds.observe(time.monotonic() - begun_mono)
+            self._metrics.reconciles.labels("failed" if verdict.failure else "done").inc()
         try:
             self._settle(key, verdict or ReconcileResult())
         except Exception:

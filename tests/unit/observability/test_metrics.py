@@ -9,7 +9,7 @@ def test_tenants_have_series_of_their_own_up_to_a_bound() -> None:
     """However many tenants there are, the number of series stays; who is not shown by name is counted all the same."""
     metrics = Metrics()
     for number in range(TENANT_LABELS + 10):
-        metrics.count_round_of(f"team-{number}")
+        metrics.count_reconcile(f"team-{number}")
     metrics.show_backlogs(Backlog(f"team-{number}", depth=number, oldest_s=float(number)) for number in range(100))
     value = metrics.registry.get_sample_value
     assert value("operator_app_tenant_rounds_total", {"tenant": "team-0"}) == 1
