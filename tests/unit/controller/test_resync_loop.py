@@ -64,7 +64,7 @@ class World:
         metadata = {"namespace": PROXY.namespace, "name": PROXY.name, "uid": "u", "resourceVersion": str(UP_TO + 1)}
         proxy = {"apiVersion": ENVOY_PROXY.api_version, "kind": "EnvoyProxy", "metadata": metadata | {"generation": 1}}
         self.operator._store.apply_delta(Changed(ENVOY_PROXY, proxy))
-        self.operator._begun.add(None)
+        self.operator._scopes._synced.add(None)
 
     async def swept(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         """One sweep of everything; returns the pause before each list."""
@@ -82,7 +82,7 @@ class World:
 
         with anyio.CancelScope() as over, monkeypatch.context() as patched:
             patched.setattr(anyio, "sleep", sleep)
-            await self.operator._sweep()
+            await self.operator._resync_loop.run()
         return pauses
 
 
@@ -111,17 +111,17 @@ async def test_a_sweep_makes_room_under_pressure(world: World, monkeypatch: pyte
     for _ in range(10):
         world.backpressure.refused(now_mono=time.monotonic())
     pauses = await world.swept(monkeypatch)
-    assert len(pauses) == len(world.operator._watched)
+    assert len(pauses) == len(world.operator._scopes.kinds)
     assert min(pauses) > 10
 
 
 async def test_a_standby_keeps_no_keys_of_a_sweep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not this replica's to run is not remembered, and what was is forgotten with the shard."""
     await world.swept(monkeypatch)
-    assert not world.operator._to_look_outside
+    assert not world.operator._resync_loop._pending
     with monkeypatch.context() as holding:
         holding.setattr(world.operator._elector, "token", lambda _namespace: object())
         await world.swept(monkeypatch)
-    assert world.operator._to_look_outside == {PROXY}
-    assert await world.operator._work(PROXY, 0) is None
-    assert not world.operator._to_look_outside
+    assert world.operator._resync_loop._pending == {PROXY}
+    assert await world.operator._reconcile(PROXY, 0) is None
+    assert not world.operator._resync_loop._pending

@@ -8,8 +8,8 @@ import httpx2
 import pytest
 import structlog
 
-from operator_app.app import _refuse_unknown_namespaces, _warn_of_settings
 from operator_app.errors import ConfigurationError
+from operator_app.preflight import refuse_unknown_namespaces, warn_of_settings
 from operator_app.settings import Settings
 from tests.unit.kube.scripted_client import cluster_over
 
@@ -44,7 +44,7 @@ async def checked(folder: Path, existing: Collection[str], served: tuple[str, ..
         return httpx2.Response(404, json=status)
 
     async with cluster_over(httpx2.MockTransport(answer), folder, request_timeout_s=1) as cluster:
-        await _refuse_unknown_namespaces(cluster, Settings(namespace=OWN, namespaces=served))
+        await refuse_unknown_namespaces(cluster, Settings(namespace=OWN, namespaces=served))
 
 
 async def test_a_namespace_that_has_gone_stops_no_other(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ async def test_where_nothing_can_be_served_the_operator_does_not_start(tmp_path:
 def test_a_patience_shorter_than_the_pause_of_bookmarks_is_told() -> None:
     """Tests and trials may have it; whoever runs it unawares reads why every quiet kind is listed again and again."""
     with structlog.testing.capture_logs() as logs:
-        _warn_of_settings(Settings())
+        warn_of_settings(Settings())
         assert logs == []
-        _warn_of_settings(Settings(watch_idle_timeout_s=20))
+        warn_of_settings(Settings(watch_idle_timeout_s=20))
     assert [each["event"] for each in logs] == ["watch_idle_timeout_short"]
