@@ -305,12 +305,12 @@ class Operator:
             self._cluster,
             kind,
             sink=sink,
-            settings=WatchTimes(
+            times=WatchTimes(
                 timeout_s=self._settings.watch_timeout_s, idle_timeout_s=self._settings.watch_idle_timeout_s
             ),
             rand=random.random,
-            on_trouble=on_error,
-            on_event=lambda how: self._metrics.watch_restarts.labels(kind.kind, how).inc(),
+            on_error=on_error,
+            on_restart=lambda how: self._metrics.watch_restarts.labels(kind.kind, how).inc(),
             **scope,
         )
 

@@ -37,7 +37,7 @@ from operator_app.errors import (
 )
 from operator_app.kube.client import Cluster, Request
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
-from operator_app.kube.watch import Happening, WatchTimes, follow
+from operator_app.kube.watch import Restart, WatchTimes, follow
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
 
@@ -597,7 +597,7 @@ class Mirror:
 async def test_nothing_is_lost_between_streams(cluster: Cluster, admin: Kube, namespace: str) -> None:
     """Following over many short streams, while objects come, change and go, ends at what the server holds."""
     mirror = Mirror()
-    happenings: list[Happening] = []
+    restarts: list[Restart] = []
 
     def churn() -> dict[str, str]:
         for number in range(40):
@@ -616,10 +616,10 @@ async def test_nothing_is_lost_between_streams(cluster: Cluster, admin: Kube, na
                 cluster,
                 CONFIG_MAP,
                 sink=mirror.take,
-                settings=WatchTimes(timeout_s=1, healthy_after_s=0.5),
+                times=WatchTimes(timeout_s=1, healthy_after_s=0.5),
                 rand=lambda: 0.0,
-                on_trouble=lambda _, error: pytest.fail(str(error)),
-                on_event=happenings.append,
+                on_error=lambda _, error: pytest.fail(str(error)),
+                on_restart=restarts.append,
                 namespace=namespace,
                 labels="mine=yes",
             )
@@ -630,8 +630,8 @@ async def test_nothing_is_lost_between_streams(cluster: Cluster, admin: Kube, na
             await mirror.becomes(expected)
         tasks.cancel_scope.cancel()
     assert len(expected) == 26
-    assert happenings.count("reconnect") >= 3
-    assert "relist" not in happenings
+    assert restarts.count("reconnect") >= 3
+    assert "relist" not in restarts
 
 
 # --- identity ------------------------------------------------------------------------------------------------------
