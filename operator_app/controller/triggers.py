@@ -6,7 +6,7 @@ once the namespace is synced or the shard is acquired.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import anyio.lowlevel
 
@@ -25,9 +25,9 @@ from operator_app.controller.scopes import Scopes
 from operator_app.controller.workqueue import Priority
 from operator_app.desired import proxy_key
 from operator_app.kube.deltas import Deleted, Delta, Listed
+from operator_app.kube.fencing import FencingToken
 from operator_app.kube.store import Store
 from operator_app.registration.ledger import proxy_of
-from operator_app.sharding.elector import Elector
 
 ENQUEUE_BATCH: Final = 100
 """Proxies of an acquired shard that are enqueued between two turns of the event loop."""
@@ -36,13 +36,23 @@ Enqueue = Callable[[Key, str, Priority], None]
 """Adds a key to the queue, in the lane of a tenant (``WorkerPool.enqueue``)."""
 
 
+class Shards(Protocol):
+    """Which shard a namespace belongs to, and whether this replica holds it (``Elector``)."""
+
+    def shard(self, namespace: str, /) -> int:
+        """The shard of a namespace."""
+
+    def token(self, namespace: str, /) -> FencingToken | None:
+        """The fencing token of the namespace's shard; ``None`` where this replica does not hold it."""
+
+
 class Triggers:
     """Applies changes to the store and enqueues the proxies that they affect."""
 
-    def __init__(self, store: Store, scopes: Scopes, elector: Elector, enqueue: Enqueue) -> None:
+    def __init__(self, store: Store, scopes: Scopes, shards: Shards, enqueue: Enqueue) -> None:
         self._store = store
         self._scopes = scopes
-        self._elector = elector
+        self._shards = shards
         self._enqueue = enqueue
 
     def apply_delta(self, delta: Delta) -> None:
@@ -67,7 +77,7 @@ class Triggers:
     async def enqueue_shard(self, shard: int) -> None:
         """Enqueue every proxy of a shard, since its last holder may have left any of them half reconciled."""
         for count, key in enumerate(self.known_proxies(), 1):
-            if self._elector.shard(key.namespace) == shard:
+            if self._shards.shard(key.namespace) == shard:
                 is_urgent = _is_unserved(self._store.get(ENVOY_PROXY, key))
                 self.enqueue(key, Priority.USER if is_urgent else Priority.RESYNC)
             if count % ENQUEUE_BATCH == 0:
@@ -75,7 +85,7 @@ class Triggers:
 
     def enqueue(self, key: Key, priority: Priority) -> bool:
         """Enqueue a proxy if its namespace is synced and this replica holds its shard. Returns whether it did."""
-        if not self._scopes.is_synced(key.namespace) or self._elector.token(key.namespace) is None:
+        if not self._scopes.is_synced(key.namespace) or self._shards.token(key.namespace) is None:
             return False
         self._enqueue(key, self.tenant_of(key.namespace), priority)
         return True
