@@ -14,7 +14,7 @@ from operator_app.api.kinds import Key, Kind, key_of
 from operator_app.apply import Applier
 from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.periodic_audit import PeriodicAudit
-from operator_app.controller.resync import sweep
+from operator_app.controller.resync import resync
 from operator_app.controller.scopes import Scope, Scopes
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workqueue import Priority
@@ -86,12 +86,12 @@ class ResyncLoop:
     async def _resync_kind(self, kind: Kind, scope: Scope) -> float:
         """Compare one kind; returns for how many seconds the API server asked not to be sent the next list."""
         try:
-            missed = await sweep(self._cluster, self._store, kind, **scope)
+            missed = await resync(self._cluster, self._store, kind, **scope)
         except OperatorError as error:
             log.warning("resync_failed", kind=kind.kind, error=str(error))
             return (error.retry_after_s or 0.0) if isinstance(error, TransientError) else 0.0
         for each in missed:
             self._metrics.resync_missed.labels(kind.kind).inc()
-            log.warning("watch_missed", kind=kind.kind, key=str(key_of(each.object)), gone=each.is_gone)
+            log.warning("watch_missed", kind=kind.kind, key=str(key_of(each.object)), gone=each.is_deleted)
             self._triggers.enqueue_affected(kind, each.object, Priority.REPAIR)
         return 0.0

@@ -34,7 +34,7 @@ def test_every_event_is_one_json_object_a_line(capsys: pytest.CaptureFixture[str
     try:
         int("broken")
     except ValueError:
-        structlog.get_logger("operator_app.x").exception("round_crashed")
+        structlog.get_logger("operator_app.x").exception("reconcile_crashed")
     first, second = map(json.loads, lines(capsys))
     assert first.pop("timestamp").endswith("Z")
     assert first == {
