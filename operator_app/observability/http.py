@@ -19,14 +19,14 @@ from operator_app.errors import ConfigurationError
 from operator_app.observability.metrics import Metrics
 
 LOOP_STUCK_AFTER_S: Final = 30.0
-"""``/healthz`` fails when the event loop has not come around for this long."""
+"""``/healthz`` fails when the event loop has not called ``beat`` for this long."""
 
 IDLE_TIMEOUT_S: Final = 10.0
 """A connection on which nothing arrives for this long is closed."""
 
 
 class Health:
-    """Whether the operator lives and is ready. Written by the event loop, read by the serving thread."""
+    """Whether the operator is alive and ready. Written by the event loop, read by the serving thread."""
 
     def __init__(self, mono: Callable[[], float] = time.monotonic) -> None:
         self._mono = mono
@@ -34,19 +34,19 @@ class Health:
         self.is_ready = False
 
     def beat(self) -> None:
-        """Say that the event loop has come around."""
+        """Record that the event loop is running."""
         self._beat_mono = self._mono()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the event loop has come around lately."""
+        """Whether the last ``beat`` was less than ``LOOP_STUCK_AFTER_S`` ago."""
         return self._mono() - self._beat_mono < LOOP_STUCK_AFTER_S
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One thread for each connection: a client that is slow or says nothing must not hold up a probe.
+    """One thread for each connection, so that a slow or silent client delays no probe.
 
-    Both IPv6 and IPv4 where the machine has both: probes come by the family of the cluster's Pods.
+    Listens on IPv6 and IPv4 where the machine has both: probes come by the family of the cluster's Pods.
     """
 
     daemon_threads = True
@@ -56,38 +56,38 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*args, **options)
 
     def server_bind(self) -> None:
-        """Bind, to IPv4 as well where the socket is one of IPv6."""
+        """Bind; an IPv6 socket is bound to IPv4 as well."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
 
 class _QuietHandler(WSGIRequestHandler):
-    """Probes come every few seconds; a log line for each tells nothing."""
+    """Logs no requests: probes come every few seconds."""
 
     timeout = IDLE_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving(port: int, metrics: Metrics, health: Health) -> Generator[int]:
     """Serve ``/healthz``, ``/readyz`` and ``/metrics`` on all addresses while the context lasts. Yields the port.
 
-    Raises ``ConfigurationError`` when the port can't be had.
+    Raises ``ConfigurationError`` when the port can't be bound.
     """
     expose = make_wsgi_app(metrics.registry)
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        verdicts = {"/healthz": lambda: health.is_alive, "/readyz": lambda: health.is_alive and health.is_ready}
+        checks = {"/healthz": lambda: health.is_alive, "/readyz": lambda: health.is_alive and health.is_ready}
         path = environ["PATH_INFO"]
         if path == "/metrics":
             page: Iterable[bytes] = expose(environ, start_response)
             return page
-        if path not in verdicts:
+        if path not in checks:
             return _plain(start_response, "404 Not Found")
-        return _plain(start_response, "200 OK" if verdicts[path]() else "503 Service Unavailable")
+        return _plain(start_response, "200 OK" if checks[path]() else "503 Service Unavailable")
 
     try:
         server = make_server("", port, answer, server_class=_Server, handler_class=_QuietHandler)

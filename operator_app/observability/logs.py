@@ -9,7 +9,7 @@ import structlog
 def configure_logging(level: str, style: str) -> None:
     """One line for each event on standard error: JSON objects, or text for people when ``style`` is ``console``.
 
-    Records of libraries that log through the standard library come out in the same form.
+    Records of libraries that log through the standard library have the same form.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

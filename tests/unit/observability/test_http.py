@@ -23,7 +23,7 @@ class Clock:
 
 
 def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str, str]:
-    """Status, content type and body of one answer."""
+    """Status, content type and body of one response."""
     with closing(HTTPConnection(host, port, timeout=5)) as connection:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -31,7 +31,7 @@ def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str, str]:
 
 
 def test_healthz_is_about_the_event_loop() -> None:
-    """A loop that has not come around for the limit is stuck, and alive again once it does."""
+    """An event loop without a beat for the limit counts as stuck, and as alive again after the next beat."""
     clock = Clock()
     health = Health(clock)
     with serving(0, Metrics(), health) as port:
@@ -45,7 +45,7 @@ def test_healthz_is_about_the_event_loop() -> None:
 
 
 def test_readyz_is_about_being_ready_and_alive() -> None:
-    """Not before the stores are full, and not while the loop is stuck."""
+    """Not before the operator is ready, and not while the loop is stuck."""
     clock = Clock()
     health = Health(clock)
     with serving(0, Metrics(), health) as port:
@@ -91,8 +91,8 @@ def test_without_ipv6_there_is_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
             get(port, "/healthz", "::1")
 
 
-def test_a_silent_client_holds_up_nobody() -> None:
-    """Probes are answered while somebody keeps a connection open without asking anything."""
+def test_a_silent_client_delays_no_other() -> None:
+    """Probes get a response while a client keeps a connection open without sending a request."""
     with serving(0, Metrics(), Health()) as port, socket.create_connection(("127.0.0.1", port)):
         assert get(port, "/healthz")[0] == 200
 

@@ -6,7 +6,7 @@ from operator_app.observability.metrics import OTHER_TENANTS, TENANT_LABELS, Bac
 
 
 def test_tenants_have_series_of_their_own_up_to_a_bound() -> None:
-    """However many tenants there are, the number of series stays; who is not shown by name is counted all the same."""
+    """However many tenants there are, the number of series is bounded; the tenants beyond share one series."""
     metrics = Metrics()
     for number in range(TENANT_LABELS + 10):
         metrics.count_reconcile(f"team-{number}")
@@ -30,7 +30,7 @@ def test_a_backlog_that_is_gone_is_not_shown() -> None:
 
 
 def test_a_backlog_that_stays_is_shown_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread may scrape at any moment, so the series of a tenant that goes on waiting is never taken away."""
+    """Another thread may scrape at any moment, so the series of a tenant that still waits is never absent."""
     metrics = Metrics()
     metrics.show_backlogs([Backlog("team-a", 3, 1.0)])
     for gauge in (metrics.tenant_depth, metrics.tenant_oldest):
