@@ -447,18 +447,18 @@ def _scope(kind: Kind, namespace: str | None) -> str | None:
 
 async def _events(response: httpx2.Response, kind: Kind, idle_timeout_s: float) -> AsyncGenerator[WatchEvent]:
     """The stream's lines as events. Only the newline byte ends a line: JSON strings may contain other separators."""
-    rest: list[bytes] = []
+    partial: list[bytes] = []
     async with aclosing(_chunks(response, kind, idle_timeout_s)) as chunks:
         async for chunk in chunks:
             *lines, tail = chunk.split(b"\n")
             for line in lines:
-                rest.append(line)
-                whole = b"".join(rest)
-                rest.clear()
+                partial.append(line)
+                whole = b"".join(partial)
+                partial.clear()
                 if whole.strip():
                     yield watch_event(whole, kind)
-            rest.append(tail)
-    if b"".join(rest).strip():
+            partial.append(tail)
+    if b"".join(partial).strip():
         raise UndecodableError("the watch was cut inside an object", kind=kind)
 
 
