@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 
 from operator_app.api.kinds import Kind, Object
-from operator_app.app import INDEXES
 from operator_app.apply import Applier, Outcome
+from operator_app.controller.scopes import INDEXES
 from operator_app.finalizer import Finalizer
 from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
