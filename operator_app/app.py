@@ -20,7 +20,7 @@ import anyio
 import structlog
 
 from operator_app.api.kinds import FIELD_MANAGER, LEASE, Key, Kind
-from operator_app.apply import Applier, Outcome
+from operator_app.apply import Applier
 from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.drift_events import Reporter
 from operator_app.controller.periodic_audit import PeriodicAudit
@@ -46,7 +46,7 @@ from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registrar, Registries
-from operator_app.results import ReconcileResult
+from operator_app.results import Outcome, ReconcileResult
 from operator_app.settings import Settings
 from operator_app.sharding.elector import SELECTOR, Elector
 from operator_app.sharding.leases import LeaseTimes, ShardTransition

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import structlog
 
 from operator_app.api.kinds import Kind, Object, key_of
-from operator_app.apply import Outcome, Result
+from operator_app.apply import Result
 from operator_app.kube.events import EventRecorder, Occurrence
+from operator_app.results import Outcome
 from operator_app.ssa.fields import Drift
 from operator_app.status import is_verified
 
