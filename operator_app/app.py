@@ -54,7 +54,8 @@ from operator_app.kube.watch import QUIET_S, WatchTimes, follow
 from operator_app.observability.metrics import Health, Metrics, serving
 from operator_app.reconcile import Reconciler
 from operator_app.registration.audit import FindingKind, findings, outside_entries, survey_of
-from operator_app.registration.backoff import Backoff, CircuitBreaker
+from operator_app.registration.backoff import Backoff
+from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger, proxy_of
 from operator_app.registration.plugins import open_registries

@@ -8,7 +8,7 @@
     |  |- GoneError                    410: a list or watch must start over from a fresh list
     |  |- UndecodableError             an answer that is not what its status or its kind promises
     |  |- FencedError                  another replica may have the shard by now; nothing was sent
-    |  |- CircuitOpenError                    an outside registry rests after a failure (``registration.backoff``)
+    |  |- CircuitOpenError             an outside registry failed and is not called for now (``registration.circuit``)
     |- TerminalError(reason)           trying again changes nothing until an input changes
        |- NotFoundError                404 where the object was needed
        |- InvalidError(causes)         400, 422: the server refuses these contents

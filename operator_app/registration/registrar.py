@@ -32,7 +32,8 @@ from operator_app.errors import (
     TransientError,
     bounded_s,
 )
-from operator_app.registration.backoff import Backoff, CircuitBreaker, CircuitOpenError
+from operator_app.registration.backoff import Backoff
+from operator_app.registration.circuit import CircuitBreaker, CircuitOpenError
 from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
 from operator_app.registration.ledger import IN_CLUSTER, Ledger, LedgerEntry, Name
 from operator_app.registration.registry import Comparison, Record, Registration, Registry
@@ -222,14 +223,16 @@ class Registrar:
             return self._backoff.defer(record, problem, now_mono=self._mono(), open_s=error.open_s), False
         except TransientError as error:
             problem = Problem("RegistryError", str(error))
-            return self._backoff.failed(record, problem, now_mono=self._mono(), asked_s=error.retry_after_s), False
+            return self._backoff.failed(
+                record, problem, now_mono=self._mono(), retry_after_s=error.retry_after_s
+            ), False
         except OperatorError as error:
             reason = error.reason if isinstance(error, TerminalError) else "RegistryError"
             problem = Problem(reason, str(error), needs_user_action=True)
             return self._backoff.failed(record, problem, now_mono=self._mono()), False
         if published.problem is not None:
-            asked_s = published.requeue_after_s
-            return self._backoff.failed(record, published.problem, now_mono=self._mono(), asked_s=asked_s), True
+            problem, retry_after_s = published.problem, published.requeue_after_s
+            return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s), True
         self._backoff.forget(record.uid)
         return published, True
 
@@ -290,8 +293,8 @@ class Registrar:
         except FencedError:
             raise
         except TransientError as error:
-            asked_s = error.retry_after_s
-            open_s = self._circuit.failed(turn, str(error), now_mono=self._mono(), asked_s=asked_s)
+            wait_s = error.retry_after_s
+            open_s = self._circuit.failed(turn, str(error), now_mono=self._mono(), retry_after_s=wait_s)
             log.warning("registry_circuit_opened", registry=registry, open_s=round(open_s, 3), error=str(error))
             raise
         finally:

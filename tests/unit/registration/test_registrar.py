@@ -1,28 +1,35 @@
-"""Registration without a cluster: backoff with registries, which of them there are, what an audit finds."""
+"""Registration while a registry fails: one timeout for each open period of its circuit, whichever proxies need it."""
 
-import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Final
 
+import anyio
 import pytest
+from anyio.abc import TaskGroup
 
-from operator_app.api.kinds import Key, Object
+from operator_app.api.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Object
 from operator_app.api.models import RecordState
-from operator_app.apply import Problem
-from operator_app.errors import ConfigurationError
-from operator_app.registration.audit import FIXABLE, Finding, FindingKind, Survey, findings, table
+from operator_app.apply import Outcome, Problem
+from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, ThrottledError, TransientError
+from operator_app.registration import audit, registrar
+from operator_app.registration.audit import outside_entries
 from operator_app.registration.backoff import Backoff
-from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry, Name
-from operator_app.registration.plugins import open_registries
-from operator_app.registration.registrar import Registries
-from operator_app.registration.registry import OutsideRecord, Record
-from operator_app.settings import Settings
+from operator_app.registration.circuit import CircuitBreaker
+from operator_app.registration.claims import Claims
+from operator_app.registration.ledger import Ledger
+from operator_app.registration.registrar import Registrar, Registries
+from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
+from tests.unit.scripted_api import Clock, Rooms, ScriptedApi, ok, rooms
+from tests.unit.ssa.field_sets import stored
 
-PROXY = Key("team-a", "checkout")
-DOWN = Problem("RegistryError", "it does not answer")
-FOR_GOOD = Problem("Forbidden", "it refuses us", needs_user_action=True)
+pytestmark = pytest.mark.anyio
+
+DOWN: Final = TransientError("DNS did not answer within 5 s")
+TIMEOUT_S: Final = 5.0
+BUSY: Final = Problem("Paused", "it waits")
+NAMESPACE: Final = "edge-system"
 
 
 @pytest.fixture
@@ -31,333 +38,297 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def a_record(**changes: Any) -> Record:
-    """A record; keywords replace its fields."""
-    return replace(Record("one", 1, PROXY, "a.b", "c.d", ()), **changes)
+class Dns:
+    """A registry in virtual time: each call that fails takes as long as a timeout."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.error: OperatorError | None = None
+        self.calls = 0
+        self.answering: anyio.Event | None = None
+        self.requeue_after_s: float | None = None
+
+    async def observe(self, record: Record) -> Comparison:
+        """What is confirmed is there."""
+        await self._answer(record.uid)
+        return Comparison.MATCHING
+
+    async def register(self, record: Record) -> Registration:
+        """What is asked for is done."""
+        await self._answer(record.uid)
+        return Registration(Outcome.CREATED, requeue_after_s=self.requeue_after_s)
+
+    async def deregister(self, uid: str, hostname: str) -> Outcome:
+        """Nothing is left."""
+        await self._answer(uid + hostname)
+        return Outcome.DELETED
+
+    async def entries(self) -> AsyncIterator[OutsideRecord]:
+        """Nothing."""
+        none: tuple[OutsideRecord, ...] = ()
+        for each in none:
+            yield each
+
+    async def _answer(self, _: str) -> None:
+        self.calls += 1
+        if self.answering is not None:
+            await self.answering.wait()
+        if self.error is not None:
+            self.clock.mono += TIMEOUT_S
+            raise self.error
 
 
-# --- backoff ------------------------------------------------------------------------------------------------------
+class World:
+    """A registrar whose ledger knows proxies, each with a hostname that is confirmed or not."""
 
+    def __init__(self, own: Rooms) -> None:
+        self.clock = own.clock
+        self.store = own.store
+        self.dns = Dns(own.clock)
+        self.backoff = Backoff(base_s=0.5, cap_s=60, rand=lambda: 1.0)
+        self.claims = Claims(own.applier, own.store, namespace=NAMESPACE, sink=own.store.apply_delta)
+        self.ledger = Ledger(
+            own.applier, own.cluster, own.store, namespace=NAMESPACE, on_write=own.on_write, sink=own.store.apply_delta
+        )
+        self.registrar = Registrar(
+            self.ledger,
+            self.claims,
+            Registries({"dns": self.dns}, "dns"),
+            self.backoff,
+            CircuitBreaker(rand=lambda: 1.0),
+            mono=own.clock,
+        )
 
-def backoff(rand: float = 1.0) -> Backoff:
-    """Pauses of 1, 2, 4, then 5 seconds, where chance gives the longest."""
-    return Backoff(base_s=1, cap_s=5, rand=lambda: rand)
+    def proxy(self, name: str, *, is_confirmed: bool) -> Record:
+        """A proxy that claim and ledger know."""
+        record = Record(f"uid-{name}", 1, Key("team-a", name), f"{name}.example.com", "192.0.2.1", ())
+        claim = self.claims._desired(f"{name}.example.com", record.proxy, record.uid)
+        self.store.learn(HOSTNAME_CLAIM, stored(claim, uid=f"claim-{name}"))
+        self.store.learn(PROXY_REGISTRATION, self.entry(record, is_confirmed=is_confirmed))
+        return record
 
+    def entry(self, record: Record, *, is_confirmed: bool) -> Object:
+        """What the ledger has of a proxy."""
+        status = {"status": {"confirmedGeneration": int(is_confirmed)}}
+        return stored(self.ledger._desired(record, "dns", frozenset()), uid=f"entry-{record.uid}") | status
 
-def test_pauses_double_up_to_the_cap() -> None:
-    """Each failure in a row doubles the pause, and no number of them overflows."""
-    patient = backoff()
-    pauses = [patient.failed(a_record(), DOWN, now_mono=0).requeue_after_s for _ in range(5)]
-    assert pauses == [1, 2, 4, 5, 5]
-    assert [patient.failed(a_record(), DOWN, now_mono=0).requeue_after_s for _ in range(2000)][-1] == 5
+    async def looks(self, record: Record) -> Problem | None:
+        """A sweep's look, of a proxy that is paused."""
+        return await self.registrar.observe(record, None, BUSY, is_resync=True)
 
+    async def one_tries(self, tasks: TaskGroup) -> anyio.Event:
+        """The registry failed and has rested; one call tries it now, and is answered when the event is set."""
+        record = self.proxy("one", is_confirmed=True)
+        self.dns.error = DOWN
+        await self.removal(record)
+        self.clock.mono += 0.5
+        self.dns.answering = anyio.Event()
+        tasks.start_soon(self.removal, record)
+        await anyio.wait_all_tasks_blocked()
+        return self.dns.answering
 
-def test_half_of_a_pause_is_chance() -> None:
-    """Records that fail together do not come back together."""
-    assert backoff(rand=0).failed(a_record(), DOWN, now_mono=0).requeue_after_s == 1 / 2
+    async def removal(self, record: Record) -> str:
+        """Why a removal fails."""
+        with pytest.raises(TransientError) as failed:
+            await self.registrar.deregister(record.proxy, record.uid)
+        return str(failed.value)
 
-
-def test_in_a_pause_the_last_problem_stands_and_the_rest_is_told() -> None:
-    """The registry is not asked, and the round knows when it may be; afterwards it is asked."""
-    patient = backoff()
-    patient.failed(a_record(), DOWN, now_mono=10)
-    answer = patient.pause(a_record(), now_mono=10.25)
-    assert answer is not None
-    assert (answer.problem, answer.requeue_after_s) == (DOWN, 0.75)
-    assert patient.pause(a_record(), now_mono=11) is None
-
-
-def test_another_record_ends_a_pause_unless_the_registry_asked_for_it() -> None:
-    """An edit may be the cure; ``Retry-After`` holds for whatever is sent."""
-    patient = backoff()
-    patient.failed(a_record(), DOWN, now_mono=0)
-    assert patient.pause(a_record(generation=2), now_mono=0) is None
-    assert patient.pause(a_record(uid="two"), now_mono=0) is None
-    asked = patient.failed(a_record(), DOWN, now_mono=0, asked_s=30)
-    assert asked.requeue_after_s == 30
-    edited = patient.pause(a_record(generation=2), now_mono=0)
-    assert edited is not None
-    assert edited.requeue_after_s == 30
-
-
-def test_an_edited_record_starts_with_a_short_pause() -> None:
-    """Failures belong to the record that failed."""
-    patient = backoff()
-    for _ in range(4):
-        patient.failed(a_record(), DOWN, now_mono=0)
-    assert patient.failed(a_record(generation=2), DOWN, now_mono=0).requeue_after_s == 1
-
-
-def test_what_does_not_pass_pauses_for_the_cap_at_once() -> None:
-    """Credentials are not mended within seconds."""
-    assert backoff().failed(a_record(), FOR_GOOD, now_mono=0).requeue_after_s == 5
-
-
-def test_an_answer_ends_the_pause() -> None:
-    """After a success the next failure is a first one again."""
-    patient = backoff()
-    patient.failed(a_record(), DOWN, now_mono=0)
-    patient.forget("one")
-    assert patient.pause(a_record(), now_mono=0) is None
-    assert patient.failed(a_record(), DOWN, now_mono=0).requeue_after_s == 1
-
-
-# --- the ledger's entries ------------------------------------------------------------------------------------------
-
-
-def an_entry(uid: str = "one", proxy: Key = PROXY, **spec: Any) -> Object:
-    """A stored ProxyRegistration; keywords become its spec."""
-    return {
-        "metadata": {"name": f"proxy-{uid}", "namespace": "edge-system", "generation": 3},
-        "spec": {
-            "proxy": {"namespace": proxy.namespace, "name": proxy.name, "uid": uid},
-            "registry": "dns",
-            "state": "Registered",
-        }
-        | spec,
-    }
-
-
-@pytest.mark.parametrize(
-    ("spec", "published", "names"),
-    [
-        ({}, None, set()),
-        ({"hostname": "a.b"}, Name("dns", "a.b"), {Name("dns", "a.b")}),
-        ({"hostname": "a.b", "registry": IN_CLUSTER}, None, set()),
-        (
-            {"hostname": "a.b", "registry": IN_CLUSTER, "retiring": [{"registry": "dns", "hostname": "c.d"}]},
-            None,
-            {Name("dns", "c.d")},
-        ),
-        (
-            {"hostname": "a.b", "retiring": [{"registry": "old", "hostname": "a.b"}]},
-            Name("dns", "a.b"),
-            {Name("dns", "a.b"), Name("old", "a.b")},
-        ),
-    ],
-)
-def test_an_entry_names_all_that_may_stand_outside(spec: Object, published: Name | None, names: set[Name]) -> None:
-    """The hostname in an outside registry and everything that retires; what is in the cluster alone is not outside."""
-    entry = LedgerEntry(an_entry(**spec))
-    assert entry.published == published
-    assert entry.names == names
-
-
-@pytest.mark.parametrize(
-    ("status", "is_confirmed"), [({}, False), ({"confirmedGeneration": 2}, False), ({"confirmedGeneration": 3}, True)]
-)
-def test_an_entry_is_confirmed_for_exactly_one_version(status: Object, *, is_confirmed: bool) -> None:
-    """What was confirmed of an older spec, another address for instance, says nothing about this one."""
-    assert LedgerEntry(an_entry() | {"status": status}).is_confirmed is is_confirmed
-
-
-# --- which registries there are ------------------------------------------------------------------------------------
-
-
-def test_an_unknown_registry_is_answered_with_those_there_are() -> None:
-    """The sentence says what to write instead."""
-    registries = Registries({})
-    assert registries.unknown(IN_CLUSTER) is None
-    problem = registries.unknown("dsn")
-    assert problem is not None
-    assert problem.needs_user_action
-    assert "dsn" in problem.message
-    assert IN_CLUSTER in problem.message
-
-
-PACKAGE = """
-from contextlib import asynccontextmanager
-
-from operator_app.errors import ConfigurationError
-
-not_a_factory = 1
-opened = []
 
 @asynccontextmanager
-async def good(settings):
-    opened.append(settings.operator_id)
-    yield "a registry"
-    opened.clear()
-
-@asynccontextmanager
-async def refusing(settings):
-    raise ConfigurationError("set OUR_URL")
-    yield
-
-def crashing(settings):
-    raise RuntimeError("something\\nunexpected")
-"""
+async def a_world(folder: Path, api: ScriptedApi | None = None) -> AsyncGenerator[World]:
+    """Where the API server is asked for nothing that the script does not have."""
+    async with rooms(api or ScriptedApi(), folder) as own:
+        yield World(own)
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somebody's package with entry points, on the path."""
-    (tmp_path / "their_registries.py").write_text(PACKAGE)
-    for version, points in (
-        (
-            "a",
-            "good = their_registries:good\nrefusing = their_registries:refusing\nodd = their_registries:not_a_factory",
-        ),
-        (
-            "b",
-            "crashing = their_registries:crashing\nmissing = their_registries:nothing\ntwice = their_registries:good",
-        ),
-        ("c", "twice = their_registries:refusing\npowerdns = their_registries:good\nabsent = no_such_package:open"),
-    ):
-        info = tmp_path / f"their_{version}-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: their-{version}\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(f"[operator_app.registries]\n{points}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "their_registries", raising=False)
-    return tmp_path
+async def test_a_sweep_over_a_registry_that_hangs_costs_one_timeout(tmp_path: Path) -> None:
+    """A hundred confirmed hostnames: one look hangs, the others fail at once, and none of that is news."""
+    async with a_world(tmp_path) as world:
+        records = [world.proxy(f"p{number}", is_confirmed=True) for number in range(100)]
+        world.dns.error = DOWN
+        begun = world.clock()
+        answers = [await world.registrar.register(each, is_resync=True) for each in records[:50]]
+        assert [await world.looks(each) for each in records[50:]] == [None] * 50
+        assert {(each.outcome, each.problem) for each in answers} == {(Outcome.UNCHANGED, None)}
+        assert (world.dns.calls, world.clock() - begun) == (1, TIMEOUT_S)
 
 
-@pytest.mark.anyio
-@pytest.mark.usefixtures("installed")
-async def test_a_registry_is_opened_with_the_settings_and_closed_at_the_end() -> None:
-    """What an entry point names gets the settings once, and its context lasts as long as the operator."""
-    async with open_registries(Settings(registry="good", operator_id="mine")) as registries:
-        assert registries.default == "good"
-        assert list(registries.outside) == ["good"]
-        opened = sys.modules["their_registries"].opened
-        assert opened == ["mine"]
-    assert opened == []
+async def test_deletions_behind_a_registry_that_hangs_cost_one_timeout_for_each_rest(tmp_path: Path) -> None:
+    """Each says the registry's own sentence; behind the rest one of them tries, and the rest is longer."""
+    async with a_world(tmp_path) as world:
+        records = [world.proxy(f"p{number}", is_confirmed=True) for number in range(20)]
+        world.dns.error = DOWN
+        assert {await world.removal(each) for each in records} == {DOWN.message}
+        assert world.dns.calls == 1
+        world.clock.mono += 0.5
+        assert {await world.removal(each) for each in records} == {DOWN.message}
+        assert world.dns.calls == 2
+        world.clock.mono += 0.5
+        await world.removal(records[0])
+        assert world.dns.calls == 2
 
 
-@pytest.mark.anyio
-async def test_the_default_needs_nothing_installed() -> None:
-    """``in-cluster`` is the ledger; no entry point is looked for."""
-    async with open_registries(Settings()) as registries:
-        assert registries == Registries({}, IN_CLUSTER)
+async def test_who_was_not_asked_comes_back_behind_the_rest_and_falls_behind_slowly(tmp_path: Path) -> None:
+    """A new wish, such as an edit, waits for the rest and no longer; the longer it lasts, the rarer it asks."""
+    async with a_world(tmp_path) as world:
+        one, two = (world.proxy(name, is_confirmed=False) for name in ("one", "two"))
+        world.dns.error = DOWN
+        asked = await world.registrar.register(one)
+        assert (asked.problem, asked.requeue_after_s) == (Problem("RegistryError", DOWN.message), 0.5)
+        waits: list[float] = []
+        for _ in range(9):
+            put_off = await world.registrar.register(two)
+            assert put_off.problem == asked.problem
+            assert put_off.requeue_after_s is not None
+            waits.append(put_off.requeue_after_s)
+            world.clock.mono += put_off.requeue_after_s
+            with pytest.raises(TransientError):
+                await world.registrar.deregister(one.proxy, one.uid)
+        assert waits[0] == asked.requeue_after_s
+        assert waits[-1] == 60
+        assert waits == sorted(waits)
 
 
-@pytest.mark.anyio
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("elsewhere", "no registry elsewhere is installed; there are: .*good.*in-cluster"),
-        ("absent", "absent can't be loaded from no_such_package:open: No module named"),
-        ("missing", "missing can't be loaded from their_registries:nothing"),
-        ("odd", "odd is no factory"),
-        ("twice", "twice is installed twice, as their_registries:good and their_registries:refusing; uninstall one"),
-        ("powerdns", "powerdns is installed twice"),
-        ("refusing", "^set OUR_URL$"),
-        ("crashing", "the registry crashing does not open: something unexpected"),
-    ],
-)
-async def test_a_registry_that_can_not_be_opened_is_one_sentence(name: str, sentence: str) -> None:
-    """Missing, broken, ambiguous or unwilling: the operator does not start, and says why."""
-    with pytest.raises(ConfigurationError, match=sentence):
-        async with open_registries(Settings(registries=(name,))):
-            pass
+async def test_the_first_success_lets_everybody_through(tmp_path: Path) -> None:
+    """Nothing of the outage is left behind it."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        one, two = (world.proxy(name, is_confirmed=False) for name in ("one", "two"))
+        world.dns.error = DOWN
+        await world.registrar.register(one)
+        world.dns.error = None
+        world.clock.mono += 0.5
+        for each in (two, one):
+            entry = world.entry(each, is_confirmed=True)
+            entry["metadata"]["resourceVersion"] = "2"
+            api.add(("apply ProxyRegistration/status", ok(entry)))
+        assert await world.registrar.register(two) == Registration(Outcome.CREATED)
+        assert await world.registrar.register(one) == Registration(Outcome.CREATED)
+        world.dns.error = DOWN
+        await world.removal(one)
+        world.clock.mono += 0.5
+        await world.removal(one)
+        assert world.dns.calls == 5, "the rest of a first failure was over"
 
 
-# --- audit ---------------------------------------------------------------------------------------------------------
+async def test_while_one_call_tries_the_others_do_not_wait_for_it(tmp_path: Path) -> None:
+    """No stampede, and no lane that hangs with the one that tries."""
+    async with a_world(tmp_path) as world:
+        two = world.proxy("two", is_confirmed=True)
+        async with anyio.create_task_group() as tasks:
+            answering = await world.one_tries(tasks)
+            assert await world.removal(two) == DOWN.message
+            assert world.dns.calls == 2
+            answering.set()
 
 
-def a_claim(hostname: str, uid: str, proxy: Key = PROXY) -> Object:
-    """A stored HostnameClaim."""
-    reference = {"namespace": proxy.namespace, "name": proxy.name, "uid": uid}
-    return {"metadata": {"name": hostname}, "spec": {"hostname": hostname, "proxy": reference}}
+async def test_a_registry_that_never_answers_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it bounds its own calls, no round waits for ever."""
+    monkeypatch.setattr(registrar, "LONGEST_CALL_S", 0.01)
+    async with a_world(tmp_path) as world:
+        one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
+        world.dns.answering = anyio.Event()
+        assert await world.removal(one) == "the registry did not answer within 0.01 s"
+        await world.removal(two)
+        assert world.dns.calls == 1
 
 
-def surveyed(
-    *entries: Object,
-    living: dict[str, Key] | None = None,
-    claims: tuple[Object, ...] = (),
-    outside: Mapping[str, tuple[OutsideRecord, ...]] | None = None,
-    namespaces: tuple[str, ...] = (),
-) -> list[tuple[FindingKind, str, str]]:
-    """Kind, registry and name of what an audit finds."""
-    survey = Survey(living or {}, [LedgerEntry(each) for each in entries], claims, outside or {}, namespaces)
-    return [(each.kind, each.registry, each.name) for each in findings(survey)]
+async def test_a_list_that_does_not_go_on_is_said_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not end the sweeps with it; what the other registries hold is read all the same."""
+
+    class Stuck(Dns):
+        """Lists one record, and then says nothing more."""
+
+        async def entries(self) -> AsyncIterator[OutsideRecord]:
+            yield OutsideRecord("uid", Key("team-a", "one"), "one.example.com")
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(audit, "LONGEST_CALL_S", 0.01)
+    read, failed = await outside_entries(Registries({"stuck": Stuck(Clock()), "dns": Dns(Clock())}))
+    assert read == {"dns": ()}
+    assert {name: str(error) for name, error in failed.items()} == {"stuck": "its list did not go on for 0.01 s"}
 
 
-def test_where_everything_fits_there_is_nothing_to_find() -> None:
-    """A living proxy with its entry, its claim and its record, and one that is being moved from one name to another."""
-    entry = an_entry(hostname="a.b", retiring=[{"registry": "dns", "hostname": "c.d"}])
-    held = (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "c.d"))
-    claims = (a_claim("a.b", "one"), a_claim("c.d", "one"))
-    assert surveyed(entry, living={"one": PROXY}, claims=claims, outside={"dns": held}) == []
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (surveyed(living={"one": PROXY}), [(FindingKind.PROXY_WITHOUT_RECORD, IN_CLUSTER, "proxy-one")]),
-        (
-            surveyed(an_entry(hostname="a.b"), living={"one": PROXY}, outside={"dns": ()}),
-            [(FindingKind.PROXY_WITHOUT_RECORD, "dns", "a.b")],
-        ),
-        (surveyed(an_entry(hostname="a.b")), [(FindingKind.RECORD_WITHOUT_PROXY, IN_CLUSTER, "proxy-one")]),
-        (
-            surveyed(outside={"dns": (OutsideRecord("one", PROXY, "a.b"),)}),
-            [(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b")],
-        ),
-        (
-            surveyed(
-                an_entry(hostname="a.b"),
-                living={"one": PROXY},
-                outside={"dns": (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "x.y"))},
-            ),
-            [(FindingKind.WRONG_OWNER, "dns", "x.y")],
-        ),
-        (surveyed(claims=(a_claim("a.b", "one"),)), [(FindingKind.CLAIM_WITHOUT_PROXY, IN_CLUSTER, "a.b")]),
-        (
-            surveyed(
-                an_entry(hostname="a.b", state=RecordState.ABANDONED.value),
-                claims=(a_claim("a.b", "one"),),
-                outside={"dns": (OutsideRecord("one", PROXY, "a.b"),)},
-            ),
-            [(FindingKind.REMOVAL_PENDING, IN_CLUSTER, "proxy-one")],
-        ),
-    ],
-    ids=[
-        "no entry",
-        "nothing outside",
-        "an entry of the dead",
-        "a record of the dead",
-        "another name of the living",
-        "a claim of the dead",
-        "abandoned",
-    ],
-)
-def test_what_does_not_fit_is_found_once(
-    found: list[tuple[FindingKind, str, str]], expected: list[tuple[FindingKind, str, str]]
+@pytest.mark.parametrize(("wish_s", "becomes_s"), [(-1, 1), (0, 1), (7, 7), (float("inf"), 3600), (float("nan"), 3600)])
+async def test_what_a_registry_wants_is_neither_at_once_nor_never(
+    tmp_path: Path, wish_s: float, becomes_s: float
 ) -> None:
-    """One finding for each discrepancy, under the name that people know."""
-    assert found == expected
+    """A registry is often somebody else's code."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        record = world.proxy("one", is_confirmed=False)
+        api.add(("apply ProxyRegistration/status", ok(world.entry(record, is_confirmed=True))))
+        world.dns.requeue_after_s = wish_s
+        assert await world.registrar.register(record) == Registration(Outcome.CREATED, requeue_after_s=becomes_s)
 
 
-def test_what_was_orphaned_on_purpose_is_no_finding() -> None:
-    """``deletionPolicy: Orphan`` keeps entry, claim and record; nothing of it may be taken for left behind."""
-    entry = an_entry(hostname="a.b", state=RecordState.ORPHANED.value)
-    outside = {"dns": (OutsideRecord("one", PROXY, "a.b"),)}
-    assert surveyed(entry, claims=(a_claim("a.b", "one"),), outside=outside) == []
+async def test_a_call_that_is_cut_off_does_not_keep_the_registry_from_being_tried(tmp_path: Path) -> None:
+    """A round that is cancelled gives its turn back."""
+    async with a_world(tmp_path) as world:
+        two = world.proxy("two", is_confirmed=True)
+        async with anyio.create_task_group() as tasks:
+            await world.one_tries(tasks)
+            tasks.cancel_scope.cancel()
+        world.dns.answering = None
+        await world.removal(two)
+        assert world.dns.calls == 3
 
 
-def test_nothing_is_said_about_a_registry_that_could_not_be_read() -> None:
-    """An unread registry is not an empty one."""
-    assert surveyed(an_entry(hostname="a.b"), living={"one": PROXY}) == []
+@pytest.mark.parametrize(
+    "error",
+    [
+        TerminalError("ZoneNotConfigured", "in no zone"),
+        ConflictError("somebody else changed it at the same time"),
+        FencedError("the shard has gone"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_trouble_with_one_name_is_not_the_registrys(tmp_path: Path, error: OperatorError) -> None:
+    """Neither a bad name, nor a contested one, nor our own lost right makes the registry rest, or ends a rest."""
+    async with a_world(tmp_path) as world:
+        bad, good = (world.proxy(name, is_confirmed=True) for name in ("bad", "good"))
+        world.dns.error = error
+        for _ in range(2):
+            with pytest.raises(OperatorError, match=error.message) as failed:
+                await world.registrar.deregister(bad.proxy, bad.uid)
+            assert not isinstance(failed.value, ConflictError), "that would be the API server's"
+        assert world.dns.calls == 2
+        world.dns.error = DOWN
+        await world.removal(good)
+        world.clock.mono += 0.5
+        world.dns.error = error
+        assert await world.looks(bad) is None
+        world.dns.error = DOWN
+        await world.removal(good)
+        await world.removal(good)
+        assert world.dns.calls == 5, "the next one was let through at once, and began the longer rest"
 
 
-def test_nothing_is_said_about_namespaces_that_were_not_looked_at() -> None:
-    """Who may list only some namespaces can't tell who lives in the others."""
-    assert surveyed(an_entry(), namespaces=("team-b",)) == []
-    assert surveyed(an_entry(), namespaces=("team-a",)) != []
+async def test_a_registry_that_is_throttled_rests_for_as_long_as_it_asks(tmp_path: Path) -> None:
+    """``Retry-After`` that one proxy was told holds for all."""
+    async with a_world(tmp_path) as world:
+        one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
+        world.dns.error = ThrottledError("enough", retry_after_s=30)
+        await world.removal(one)
+        world.clock.mono += 29
+        assert await world.removal(two) == "enough"
+        assert world.dns.calls == 1
+        world.clock.mono += 1
+        await world.removal(two)
+        assert world.dns.calls == 2
 
 
-def test_only_findings_about_the_dead_can_be_fixed() -> None:
-    """What belongs to a proxy that lives is the operator's alone."""
-    assert set(FindingKind) - FIXABLE == {FindingKind.PROXY_WITHOUT_RECORD, FindingKind.WRONG_OWNER}
-
-
-def test_the_table_has_a_line_for_each_finding() -> None:
-    """Columns are aligned, and every line can be searched for."""
-    found = Finding(FindingKind.WRONG_OWNER, "dns", "a.b", PROXY, "one")
-    assert table([found]).splitlines() == [
-        "FINDING      REGISTRY  NAME  PROXY            UID",
-        "wrong-owner  dns       a.b   team-a/checkout  one",
-    ]
+async def test_a_removal_that_was_refused_in_a_rest_can_be_abandoned(tmp_path: Path) -> None:
+    """Letting a proxy go needs no registry."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        one = world.proxy("one", is_confirmed=True)
+        world.dns.error = DOWN
+        await world.removal(one)
+        await world.removal(one)
+        marked = world.entry(one, is_confirmed=True)
+        marked["metadata"]["resourceVersion"] = "2"
+        marked["spec"]["state"] = RecordState.ABANDONED.value
+        api.add(("apply ProxyRegistration", ok(marked)))
+        await world.registrar.abandon(one.uid)
+        assert world.registrar.orphaned_uids(one.proxy, None) == (one.uid,)
