@@ -224,7 +224,7 @@ async def test_while_one_call_tries_the_others_do_not_wait_for_it(tmp_path: Path
 
 async def test_a_registry_that_never_answers_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not it bounds its own calls, no round waits for ever."""
-    monkeypatch.setattr(registrar, "LONGEST_CALL_S", 0.01)
+    monkeypatch.setattr(registrar, "CALL_TIMEOUT_S", 0.01)
     async with a_world(tmp_path) as world:
         one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
         world.dns.answering = anyio.Event()
@@ -243,7 +243,7 @@ async def test_a_list_that_does_not_go_on_is_said_and_ends(monkeypatch: pytest.M
             yield OutsideRecord("uid", Key("team-a", "one"), "one.example.com")
             await anyio.sleep_forever()
 
-    monkeypatch.setattr(audit, "LONGEST_CALL_S", 0.01)
+    monkeypatch.setattr(audit, "CALL_TIMEOUT_S", 0.01)
     read, failed = await outside_entries(Registries({"stuck": Stuck(Clock()), "dns": Dns(Clock())}))
     assert read == {"dns": ()}
     assert {name: str(error) for name, error in failed.items()} == {"stuck": "its list did not go on for 0.01 s"}
