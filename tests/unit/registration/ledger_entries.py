@@ -8,7 +8,7 @@ PROXY = Key("team-a", "checkout")
 
 
 def an_entry(uid: str = "one", proxy: Key = PROXY, **spec: Any) -> Object:
-    """A stored ProxyRegistration; keywords become its spec."""
+    """A stored ProxyRegistration; keywords replace fields of its spec."""
     return {
         "metadata": {"name": f"proxy-{uid}", "namespace": "edge-system", "generation": 3},
         "spec": {

@@ -20,30 +20,30 @@ def a_claim(hostname: str, uid: str, proxy: Key = PROXY) -> Object:
 
 def surveyed(
     *entries: Object,
-    living: dict[str, Key] | None = None,
+    live: dict[str, Key] | None = None,
     claims: tuple[Object, ...] = (),
     outside: Mapping[str, tuple[OutsideRecord, ...]] | None = None,
     namespaces: tuple[str, ...] = (),
 ) -> list[tuple[FindingKind, str, str]]:
-    """Kind, registry and name of what an audit finds."""
-    survey = Survey(living or {}, [LedgerEntry(each) for each in entries], claims, outside or {}, namespaces)
+    """Kind, registry and name of each finding."""
+    survey = Survey(live or {}, [LedgerEntry(each) for each in entries], claims, outside or {}, namespaces)
     return [(each.kind, each.registry, each.name) for each in findings(survey)]
 
 
-def test_where_everything_fits_there_is_nothing_to_find() -> None:
-    """A living proxy with its entry, its claim and its record, and one that is being moved from one name to another."""
+def test_consistent_objects_give_no_findings() -> None:
+    """A live proxy whose hostname is being changed, with its entry, and claims and records for both hostnames."""
     entry = an_entry(hostname="a.b", retiring=[{"registry": "dns", "hostname": "c.d"}])
-    held = (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "c.d"))
+    records = (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "c.d"))
     claims = (a_claim("a.b", "one"), a_claim("c.d", "one"))
-    assert surveyed(entry, living={"one": PROXY}, claims=claims, outside={"dns": held}) == []
+    assert surveyed(entry, live={"one": PROXY}, claims=claims, outside={"dns": records}) == []
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (surveyed(living={"one": PROXY}), [(FindingKind.PROXY_WITHOUT_RECORD, IN_CLUSTER, "proxy-one")]),
+        (surveyed(live={"one": PROXY}), [(FindingKind.PROXY_WITHOUT_RECORD, IN_CLUSTER, "proxy-one")]),
         (
-            surveyed(an_entry(hostname="a.b"), living={"one": PROXY}, outside={"dns": ()}),
+            surveyed(an_entry(hostname="a.b"), live={"one": PROXY}, outside={"dns": ()}),
             [(FindingKind.PROXY_WITHOUT_RECORD, "dns", "a.b")],
         ),
         (surveyed(an_entry(hostname="a.b")), [(FindingKind.RECORD_WITHOUT_PROXY, IN_CLUSTER, "proxy-one")]),
@@ -54,7 +54,7 @@ def test_where_everything_fits_there_is_nothing_to_find() -> None:
         (
             surveyed(
                 an_entry(hostname="a.b"),
-                living={"one": PROXY},
+                live={"one": PROXY},
                 outside={"dns": (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "x.y"))},
             ),
             [(FindingKind.WRONG_OWNER, "dns", "x.y")],
@@ -72,40 +72,40 @@ def test_where_everything_fits_there_is_nothing_to_find() -> None:
     ids=[
         "no entry",
         "nothing outside",
-        "an entry of the dead",
-        "a record of the dead",
-        "another name of the living",
-        "a claim of the dead",
+        "an entry of a deleted proxy",
+        "a record of a deleted proxy",
+        "another hostname of a live proxy",
+        "a claim of a deleted proxy",
         "abandoned",
     ],
 )
-def test_what_does_not_fit_is_found_once(
+def test_each_discrepancy_is_one_finding(
     found: list[tuple[FindingKind, str, str]], expected: list[tuple[FindingKind, str, str]]
 ) -> None:
-    """One finding for each discrepancy, under the name that people know."""
+    """One finding for each discrepancy, under the hostname or the name of the entry."""
     assert found == expected
 
 
-def test_what_was_orphaned_on_purpose_is_no_finding() -> None:
-    """``deletionPolicy: Orphan`` keeps entry, claim and record; nothing of it may be taken for left behind."""
+def test_what_was_orphaned_on_request_is_no_finding() -> None:
+    """``deletionPolicy: Orphan`` keeps entry, claim and record of a deleted proxy: none of them is a finding."""
     entry = an_entry(hostname="a.b", state=RecordState.ORPHANED.value)
     outside = {"dns": (OutsideRecord("one", PROXY, "a.b"),)}
     assert surveyed(entry, claims=(a_claim("a.b", "one"),), outside=outside) == []
 
 
-def test_nothing_is_said_about_a_registry_that_could_not_be_read() -> None:
+def test_there_are_no_findings_about_a_registry_that_could_not_be_read() -> None:
     """An unread registry is not an empty one."""
-    assert surveyed(an_entry(hostname="a.b"), living={"one": PROXY}) == []
+    assert surveyed(an_entry(hostname="a.b"), live={"one": PROXY}) == []
 
 
-def test_nothing_is_said_about_namespaces_that_were_not_looked_at() -> None:
-    """Who may list only some namespaces can't tell who lives in the others."""
+def test_there_are_no_findings_about_namespaces_that_were_not_listed() -> None:
+    """With access to some namespaces only, proxies of the others are unknown."""
     assert surveyed(an_entry(), namespaces=("team-b",)) == []
     assert surveyed(an_entry(), namespaces=("team-a",)) != []
 
 
-def test_only_findings_about_the_dead_can_be_fixed() -> None:
-    """What belongs to a proxy that lives is the operator's alone."""
+def test_only_findings_about_deleted_proxies_can_be_fixed() -> None:
+    """Whatever belongs to a live proxy is left to the operator."""
     assert set(FindingKind) - FIXABLE == {FindingKind.PROXY_WITHOUT_RECORD, FindingKind.WRONG_OWNER}
 
 

@@ -1,4 +1,4 @@
-"""What a ledger entry says: which names may be published, and whether that is confirmed."""
+"""A ledger entry: which names it lists, and whether the registry has confirmed it."""
 
 import pytest
 
@@ -25,8 +25,10 @@ from tests.unit.registration.ledger_entries import an_entry
         ),
     ],
 )
-def test_an_entry_names_all_that_may_stand_outside(spec: Object, published: Name | None, names: set[Name]) -> None:
-    """The hostname in an outside registry and everything that retires; what is in the cluster alone is not outside."""
+def test_an_entry_lists_every_name_that_may_be_published(
+    spec: Object, published: Name | None, names: set[Name]
+) -> None:
+    """The hostname in an outside registry and all retiring names; ``in-cluster`` publishes nothing."""
     entry = LedgerEntry(an_entry(**spec))
     assert entry.published == published
     assert entry.names == names
@@ -35,6 +37,6 @@ def test_an_entry_names_all_that_may_stand_outside(spec: Object, published: Name
 @pytest.mark.parametrize(
     ("status", "is_confirmed"), [({}, False), ({"confirmedGeneration": 2}, False), ({"confirmedGeneration": 3}, True)]
 )
-def test_an_entry_is_confirmed_for_exactly_one_version(status: Object, *, is_confirmed: bool) -> None:
-    """What was confirmed of an older spec, another address for instance, says nothing about this one."""
+def test_an_entry_is_confirmed_for_exactly_one_generation(status: Object, *, is_confirmed: bool) -> None:
+    """The confirmation of an older spec, with another address for instance, does not count for this one."""
     assert LedgerEntry(an_entry() | {"status": status}).is_confirmed is is_confirmed

@@ -1,4 +1,4 @@
-"""Which registries there are: the plugins that are found, opened and closed, and those that can't be."""
+"""Registries as plugins: how they are found, opened and closed, and what is reported when that fails."""
 
 import sys
 from pathlib import Path
@@ -18,8 +18,8 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def test_an_unknown_registry_is_answered_with_those_there_are() -> None:
-    """The sentence says what to write instead."""
+def test_the_problem_of_an_unknown_registry_lists_the_known_ones() -> None:
+    """The message says what to write instead."""
     registries = Registries({})
     assert registries.unknown(IN_CLUSTER) is None
     problem = registries.unknown("dsn")
@@ -55,7 +55,7 @@ def crashing(settings):
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somebody's package with entry points, on the path."""
+    """Third-party packages with entry points, on ``sys.path``."""
     (tmp_path / "their_registries.py").write_text(PACKAGE)
     for version, points in (
         (
@@ -80,7 +80,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.anyio
 @pytest.mark.usefixtures("installed")
 async def test_a_registry_is_opened_with_the_settings_and_closed_at_the_end() -> None:
-    """What an entry point names gets the settings once, and its context lasts as long as the operator."""
+    """The factory is called once with the settings, and its context lasts as long as the operator."""
     async with open_registries(Settings(registry="good", operator_id="mine")) as registries:
         assert registries.default == "good"
         assert list(registries.outside) == ["good"]
@@ -90,8 +90,8 @@ async def test_a_registry_is_opened_with_the_settings_and_closed_at_the_end() ->
 
 
 @pytest.mark.anyio
-async def test_the_default_needs_nothing_installed() -> None:
-    """``in-cluster`` is the ledger; no entry point is looked for."""
+async def test_the_default_registry_needs_no_plugin() -> None:
+    """``in-cluster`` is the ledger itself: no entry point is needed."""
     async with open_registries(Settings()) as registries:
         assert registries == Registries({}, IN_CLUSTER)
 
@@ -111,8 +111,8 @@ async def test_the_default_needs_nothing_installed() -> None:
         ("crashing", "the registry crashing does not open: something unexpected"),
     ],
 )
-async def test_a_registry_that_can_not_be_opened_is_one_sentence(name: str, sentence: str) -> None:
-    """Missing, broken, ambiguous or unwilling: the operator does not start, and says why."""
+async def test_a_registry_that_can_not_be_opened_is_reported_in_one_sentence(name: str, sentence: str) -> None:
+    """Missing, broken, ambiguous or refusing: the operator does not start, and the error says why."""
     with pytest.raises(ConfigurationError, match=sentence):
         async with open_registries(Settings(registries=(name,))):
             pass

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 DOWN: Final = TransientError("DNS did not answer within 5 s")
 TIMEOUT_S: Final = 5.0
-BUSY: Final = Problem("Paused", "it waits")
+PAUSED: Final = Problem("Paused", "it waits")
 NAMESPACE: Final = "edge-system"
 
 
@@ -39,7 +39,7 @@ def anyio_backend() -> str:
 
 
 class Dns:
-    """A registry in virtual time: each call that fails takes as long as a timeout."""
+    """A registry in virtual time: each call that fails takes as long as the timeout."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -49,22 +49,22 @@ class Dns:
         self.requeue_after_s: float | None = None
 
     async def observe(self, record: Record) -> Comparison:
-        """What is confirmed is there."""
+        """Every record matches."""
         await self._answer(record.uid)
         return Comparison.MATCHING
 
     async def register(self, record: Record) -> Registration:
-        """What is asked for is done."""
+        """Every record is created."""
         await self._answer(record.uid)
         return Registration(Outcome.CREATED, requeue_after_s=self.requeue_after_s)
 
     async def deregister(self, uid: str, hostname: str) -> Outcome:
-        """Nothing is left."""
+        """Every record is removed."""
         await self._answer(uid + hostname)
         return Outcome.DELETED
 
     async def entries(self) -> AsyncIterator[OutsideRecord]:
-        """Nothing."""
+        """No records."""
         none: tuple[OutsideRecord, ...] = ()
         for each in none:
             yield each
@@ -79,7 +79,7 @@ class Dns:
 
 
 class World:
-    """A registrar whose ledger knows proxies, each with a hostname that is confirmed or not."""
+    """A registrar whose store has proxies, each with a hostname that is confirmed or not."""
 
     def __init__(self, own: Rooms) -> None:
         self.clock = own.clock
@@ -100,7 +100,7 @@ class World:
         )
 
     def proxy(self, name: str, *, is_confirmed: bool) -> Record:
-        """A proxy that claim and ledger know."""
+        """Store claim and entry of a proxy; its record."""
         record = Record(f"uid-{name}", 1, Key("team-a", name), f"{name}.example.com", "192.0.2.1", ())
         claim = self.claims._desired(f"{name}.example.com", record.proxy, record.uid)
         self.store.learn(HOSTNAME_CLAIM, stored(claim, uid=f"claim-{name}"))
@@ -108,16 +108,16 @@ class World:
         return record
 
     def entry(self, record: Record, *, is_confirmed: bool) -> Object:
-        """What the ledger has of a proxy."""
+        """The stored entry of a proxy."""
         status = {"status": {"confirmedGeneration": int(is_confirmed)}}
         return stored(self.ledger._desired(record, "dns", frozenset()), uid=f"entry-{record.uid}") | status
 
-    async def looks(self, record: Record) -> Problem | None:
-        """A sweep's look, of a proxy that is paused."""
-        return await self.registrar.observe(record, None, BUSY, is_resync=True)
+    async def observation(self, record: Record) -> Problem | None:
+        """Observe a paused proxy in a resync; its problem."""
+        return await self.registrar.observe(record, None, PAUSED, is_resync=True)
 
-    async def one_tries(self, tasks: TaskGroup) -> anyio.Event:
-        """The registry failed and has rested; one call tries it now, and is answered when the event is set."""
+    async def start_probe(self, tasks: TaskGroup) -> anyio.Event:
+        """Open the circuit, wait its time and start a probe, which is answered when the returned event is set."""
         record = self.proxy("one", is_confirmed=True)
         self.dns.error = DOWN
         await self.removal(record)
@@ -128,7 +128,7 @@ class World:
         return self.dns.answering
 
     async def removal(self, record: Record) -> str:
-        """Why a removal fails."""
+        """Try a removal that fails; its error message."""
         with pytest.raises(TransientError) as failed:
             await self.registrar.deregister(record.proxy, record.uid)
         return str(failed.value)
@@ -136,25 +136,25 @@ class World:
 
 @asynccontextmanager
 async def a_world(folder: Path, api: ScriptedApi | None = None) -> AsyncGenerator[World]:
-    """Where the API server is asked for nothing that the script does not have."""
+    """A world whose API server fails the test on any request that is not in the script."""
     async with rooms(api or ScriptedApi(), folder) as own:
         yield World(own)
 
 
-async def test_a_sweep_over_a_registry_that_hangs_costs_one_timeout(tmp_path: Path) -> None:
-    """A hundred confirmed hostnames: one look hangs, the others fail at once, and none of that is news."""
+async def test_a_resync_against_a_registry_that_hangs_costs_one_timeout(tmp_path: Path) -> None:
+    """A hundred confirmed hostnames: one read hangs, the others fail at once, and no proxy gets a problem."""
     async with a_world(tmp_path) as world:
         records = [world.proxy(f"p{number}", is_confirmed=True) for number in range(100)]
         world.dns.error = DOWN
         begun = world.clock()
         answers = [await world.registrar.register(each, is_resync=True) for each in records[:50]]
-        assert [await world.looks(each) for each in records[50:]] == [None] * 50
+        assert [await world.observation(each) for each in records[50:]] == [None] * 50
         assert {(each.outcome, each.problem) for each in answers} == {(Outcome.UNCHANGED, None)}
         assert (world.dns.calls, world.clock() - begun) == (1, TIMEOUT_S)
 
 
-async def test_deletions_behind_a_registry_that_hangs_cost_one_timeout_for_each_rest(tmp_path: Path) -> None:
-    """Each says the registry's own sentence; behind the rest one of them tries, and the rest is longer."""
+async def test_deletions_against_a_registry_that_hangs_cost_one_timeout_for_each_open_period(tmp_path: Path) -> None:
+    """Each fails with the registry's own message; then one of them probes, and the next open period is longer."""
     async with a_world(tmp_path) as world:
         records = [world.proxy(f"p{number}", is_confirmed=True) for number in range(20)]
         world.dns.error = DOWN
@@ -168,29 +168,29 @@ async def test_deletions_behind_a_registry_that_hangs_cost_one_timeout_for_each_
         assert world.dns.calls == 2
 
 
-async def test_who_was_not_asked_comes_back_behind_the_rest_and_falls_behind_slowly(tmp_path: Path) -> None:
-    """A new wish, such as an edit, waits for the rest and no longer; the longer it lasts, the rarer it asks."""
+async def test_a_record_that_was_not_tried_waits_for_the_next_probe_and_then_backs_off(tmp_path: Path) -> None:
+    """A new record, such as an edit, waits for the open period only; in a longer outage it is tried ever less often."""
     async with a_world(tmp_path) as world:
         one, two = (world.proxy(name, is_confirmed=False) for name in ("one", "two"))
         world.dns.error = DOWN
-        asked = await world.registrar.register(one)
-        assert (asked.problem, asked.requeue_after_s) == (Problem("RegistryError", DOWN.message), 0.5)
+        failed = await world.registrar.register(one)
+        assert (failed.problem, failed.requeue_after_s) == (Problem("RegistryError", DOWN.message), 0.5)
         waits: list[float] = []
         for _ in range(9):
-            put_off = await world.registrar.register(two)
-            assert put_off.problem == asked.problem
-            assert put_off.requeue_after_s is not None
-            waits.append(put_off.requeue_after_s)
-            world.clock.mono += put_off.requeue_after_s
+            deferred = await world.registrar.register(two)
+            assert deferred.problem == failed.problem
+            assert deferred.requeue_after_s is not None
+            waits.append(deferred.requeue_after_s)
+            world.clock.mono += deferred.requeue_after_s
             with pytest.raises(TransientError):
                 await world.registrar.deregister(one.proxy, one.uid)
-        assert waits[0] == asked.requeue_after_s
+        assert waits[0] == failed.requeue_after_s
         assert waits[-1] == 60
         assert waits == sorted(waits)
 
 
-async def test_the_first_success_lets_everybody_through(tmp_path: Path) -> None:
-    """Nothing of the outage is left behind it."""
+async def test_the_first_success_closes_the_circuit(tmp_path: Path) -> None:
+    """After an outage every proxy is registered at once, and the next failure counts as a first one."""
     api = ScriptedApi()
     async with a_world(tmp_path, api) as world:
         one, two = (world.proxy(name, is_confirmed=False) for name in ("one", "two"))
@@ -208,22 +208,24 @@ async def test_the_first_success_lets_everybody_through(tmp_path: Path) -> None:
         await world.removal(one)
         world.clock.mono += 0.5
         await world.removal(one)
-        assert world.dns.calls == 5, "the rest of a first failure was over"
+        assert world.dns.calls == 5, "the open period was that of a first failure"
 
 
-async def test_while_one_call_tries_the_others_do_not_wait_for_it(tmp_path: Path) -> None:
-    """No stampede, and no lane that hangs with the one that tries."""
+async def test_other_calls_do_not_wait_for_a_probe(tmp_path: Path) -> None:
+    """While a probe is in flight all other calls fail at once: none joins it, and none hangs with it."""
     async with a_world(tmp_path) as world:
         two = world.proxy("two", is_confirmed=True)
         async with anyio.create_task_group() as tasks:
-            answering = await world.one_tries(tasks)
+            answering = await world.start_probe(tasks)
             assert await world.removal(two) == DOWN.message
             assert world.dns.calls == 2
             answering.set()
 
 
-async def test_a_registry_that_never_answers_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not it bounds its own calls, no round waits for ever."""
+async def test_a_registry_that_never_answers_fails_after_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No reconcile waits for ever, whether or not the registry bounds its own calls."""
     monkeypatch.setattr(registrar, "CALL_TIMEOUT_S", 0.01)
     async with a_world(tmp_path) as world:
         one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
@@ -233,11 +235,11 @@ async def test_a_registry_that_never_answers_has_failed(tmp_path: Path, monkeypa
         assert world.dns.calls == 1
 
 
-async def test_a_list_that_does_not_go_on_is_said_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not end the sweeps with it; what the other registries hold is read all the same."""
+async def test_a_list_that_stops_is_an_error_of_that_registry_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not end the resyncs; the lists of other registries are read all the same."""
 
     class Stuck(Dns):
-        """Lists one record, and then says nothing more."""
+        """Lists one record and then hangs."""
 
         async def entries(self) -> AsyncIterator[OutsideRecord]:
             yield OutsideRecord("uid", Key("team-a", "one"), "one.example.com")
@@ -249,25 +251,27 @@ async def test_a_list_that_does_not_go_on_is_said_and_ends(monkeypatch: pytest.M
     assert {name: str(error) for name, error in failed.items()} == {"stuck": "its list did not go on for 0.01 s"}
 
 
-@pytest.mark.parametrize(("wish_s", "becomes_s"), [(-1, 1), (0, 1), (7, 7), (float("inf"), 3600), (float("nan"), 3600)])
-async def test_what_a_registry_wants_is_neither_at_once_nor_never(
-    tmp_path: Path, wish_s: float, becomes_s: float
+@pytest.mark.parametrize(
+    ("requested_s", "expected_s"), [(-1, 1), (0, 1), (7, 7), (float("inf"), 3600), (float("nan"), 3600)]
+)
+async def test_a_delay_that_a_registry_requests_is_bounded(
+    tmp_path: Path, requested_s: float, expected_s: float
 ) -> None:
-    """A registry is often somebody else's code."""
+    """A registry may be a plugin: the delay is at least a second and at most an hour, whatever it requests."""
     api = ScriptedApi()
     async with a_world(tmp_path, api) as world:
         record = world.proxy("one", is_confirmed=False)
         api.add(("apply ProxyRegistration/status", ok(world.entry(record, is_confirmed=True))))
-        world.dns.requeue_after_s = wish_s
-        assert await world.registrar.register(record) == Registration(Outcome.CREATED, requeue_after_s=becomes_s)
+        world.dns.requeue_after_s = requested_s
+        assert await world.registrar.register(record) == Registration(Outcome.CREATED, requeue_after_s=expected_s)
 
 
-async def test_a_call_that_is_cut_off_does_not_keep_the_registry_from_being_tried(tmp_path: Path) -> None:
-    """A round that is cancelled gives its turn back."""
+async def test_a_cancelled_probe_does_not_keep_the_circuit_open(tmp_path: Path) -> None:
+    """A cancelled reconcile releases its permit, so the next call probes."""
     async with a_world(tmp_path) as world:
         two = world.proxy("two", is_confirmed=True)
         async with anyio.create_task_group() as tasks:
-            await world.one_tries(tasks)
+            await world.start_probe(tasks)
             tasks.cancel_scope.cancel()
         world.dns.answering = None
         await world.removal(two)
@@ -283,8 +287,8 @@ async def test_a_call_that_is_cut_off_does_not_keep_the_registry_from_being_trie
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_trouble_with_one_name_is_not_the_registrys(tmp_path: Path, error: OperatorError) -> None:
-    """Neither a bad name, nor a contested one, nor our own lost right makes the registry rest, or ends a rest."""
+async def test_an_error_about_one_name_does_not_open_the_circuit(tmp_path: Path, error: OperatorError) -> None:
+    """An invalid name, a concurrent change or our own expired token neither opens the circuit nor closes it."""
     async with a_world(tmp_path) as world:
         bad, good = (world.proxy(name, is_confirmed=True) for name in ("bad", "good"))
         world.dns.error = error
@@ -297,15 +301,15 @@ async def test_trouble_with_one_name_is_not_the_registrys(tmp_path: Path, error:
         await world.removal(good)
         world.clock.mono += 0.5
         world.dns.error = error
-        assert await world.looks(bad) is None
+        assert await world.observation(bad) is None
         world.dns.error = DOWN
         await world.removal(good)
         await world.removal(good)
-        assert world.dns.calls == 5, "the next one was let through at once, and began the longer rest"
+        assert world.dns.calls == 5, "the next one probed at once, and opened the circuit for longer"
 
 
-async def test_a_registry_that_is_throttled_rests_for_as_long_as_it_asks(tmp_path: Path) -> None:
-    """``Retry-After`` that one proxy was told holds for all."""
+async def test_a_circuit_is_open_for_as_long_as_the_registry_requests(tmp_path: Path) -> None:
+    """``Retry-After`` in the answer for one proxy applies to all of them."""
     async with a_world(tmp_path) as world:
         one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
         world.dns.error = ThrottledError("enough", retry_after_s=30)
@@ -318,8 +322,8 @@ async def test_a_registry_that_is_throttled_rests_for_as_long_as_it_asks(tmp_pat
         assert world.dns.calls == 2
 
 
-async def test_a_removal_that_was_refused_in_a_rest_can_be_abandoned(tmp_path: Path) -> None:
-    """Letting a proxy go needs no registry."""
+async def test_a_removal_refused_by_an_open_circuit_can_be_abandoned(tmp_path: Path) -> None:
+    """Abandoning a removal needs no call to the registry."""
     api = ScriptedApi()
     async with a_world(tmp_path, api) as world:
         one = world.proxy("one", is_confirmed=True)
