@@ -41,7 +41,8 @@ from operator_app.observability.http import Health, serving
 from operator_app.observability.metrics import Metrics
 from operator_app.preflight import refuse_unknown_namespaces, warn_of_settings
 from operator_app.reconcile import Reconciler
-from operator_app.registration.backoff import Backoff, CircuitBreaker
+from operator_app.registration.backoff import Backoff
+from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.plugins import open_registries

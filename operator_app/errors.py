@@ -8,7 +8,7 @@
     |  |- GoneError                      410: the list or watch must restart with a new list
     |  |- UndecodableError               a response whose body does not match its status or kind
     |  |- FencedError                    the fencing token has expired, so the write was not sent
-    |  |- CircuitOpenError               the circuit breaker of an outside registry is open (``registration.backoff``)
+    |  |- CircuitOpenError               the circuit breaker of an outside registry is open (``registration.circuit``)
     |- TerminalError(reason)             a retry fails until an input changes
        |- NotFoundError                  404 where the object was needed
        |- InvalidError(causes)           400, 422: the server refused the contents

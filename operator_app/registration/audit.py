@@ -1,10 +1,10 @@
-"""Both sides held against each other: the proxies that there are, and what is known of proxies here and outside.
+"""Compare the EnvoyProxies that exist with ledger entries, hostname claims and records in outside registries.
 
-Where everything works there is nothing to find. What is found was left by somebody's hand (a finalizer stripped off, a
-record deleted), by a lost cluster, or is still being worked on; a finding that stays is none of the last.
+Normally there are no findings. A finding is due to an edit by hand (a finalizer removed, a record deleted) or to a lost
+cluster, or a reconcile is still in progress; in the last case it is gone in the next audit.
 
-``findings`` is pure. ``survey`` reads a cluster and its registries, ``survey_of`` what a running operator knows. What
-belongs to a proxy that lives is the operator's alone: ``fix`` removes only what provably was a dead one's.
+``findings`` is pure. ``survey`` reads a cluster, ``survey_of`` the store of a running operator. Whatever belongs to a
+live proxy is left to the operator: ``fix`` removes only what provably belongs to a deleted one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,32 +30,32 @@ from operator_app.api.records import RecordState
 from operator_app.errors import OperatorError, TerminalError, TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
-from operator_app.registration.claims import holder_of
+from operator_app.registration.claims import owner_uid
 from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry, Name, proxy_of
-from operator_app.registration.registrar import LONGEST_CALL_S, Registries
+from operator_app.registration.registrar import CALL_TIMEOUT_S, Registries
 from operator_app.registration.registry import OutsideRecord, Registry
 
 _OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 _BATCH: Final = 200
-"""Objects that are looked at before other tasks get their turn."""
+"""Objects that are read from the store before other tasks may run."""
 
 
 class FindingKind(StrEnum):
-    """What can be wrong between the two sides."""
+    """The kinds of discrepancy; values of a metric label and of the command's output."""
 
     PROXY_WITHOUT_RECORD = "proxy-without-record"
     RECORD_WITHOUT_PROXY = "record-without-proxy"
     WRONG_OWNER = "wrong-owner"
-    """A record of a living proxy under a name that is not its own."""
+    """A record of a live proxy under a hostname that is not in its entry."""
     CLAIM_WITHOUT_PROXY = "claim-without-proxy"
     REMOVAL_PENDING = "removal-pending"
-    """The proxy was let go while a registry was down; the operator goes on trying."""
+    """The proxy was deleted while a registry was down; the operator goes on trying to remove its records."""
 
 
 FIXABLE: Final = frozenset(
     {FindingKind.RECORD_WITHOUT_PROXY, FindingKind.CLAIM_WITHOUT_PROXY, FindingKind.REMOVAL_PENDING}
 )
-"""Findings about proxies that are gone. The others are for the operator or for people."""
+"""Findings about deleted proxies. The others are left to the operator, or to people."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,9 +71,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What there is. ``proxies`` are the living, by UID. A registry that could not be read is missing in ``outside``.
+    """The input of an audit. ``proxies`` are the live ones, by UID; ``outside`` has the records by registry.
 
-    Nothing is said about proxies outside of ``namespaces``; without any, all are known.
+    A registry that could not be read is missing in ``outside``. There are no findings about proxies outside of
+    ``namespaces``; without any, all namespaces are audited.
     """
 
     proxies: Mapping[str, Key]
@@ -84,7 +85,7 @@ class Survey:
 
 
 def findings(survey: Survey) -> tuple[Finding, ...]:
-    """Everything that does not fit, sorted. Pure."""
+    """Every discrepancy, sorted. Pure."""
     entries = {each.uid: each for each in survey.entries}
     found = [*_of_entries(survey), *_of_outside(survey, entries)]
     found += [
@@ -93,8 +94,8 @@ def findings(survey: Survey) -> tuple[Finding, ...]:
         if uid not in entries
     ]
     for claim in survey.claims:
-        uid = holder_of(claim)
-        # A dead proxy that has an entry has its claims by right, until the entry goes.
+        uid = owner_uid(claim)
+        # A deleted proxy keeps its claims as long as it has an entry.
         if uid not in survey.proxies and uid not in entries:
             name = claim["metadata"]["name"]
             found.append(Finding(FindingKind.CLAIM_WITHOUT_PROXY, IN_CLUSTER, name, proxy_of(claim), uid))
@@ -103,7 +104,7 @@ def findings(survey: Survey) -> tuple[Finding, ...]:
 
 def _of_entries(survey: Survey) -> list[Finding]:
     found = []
-    held = {(registry, each.uid, each.name) for registry, records in survey.outside.items() for each in records}
+    outside = {(registry, each.uid, each.name) for registry, records in survey.outside.items() for each in records}
     for entry in survey.entries:
         name, published = f"proxy-{entry.uid}", entry.published
         if entry.uid not in survey.proxies:
@@ -113,7 +114,7 @@ def _of_entries(survey: Survey) -> list[Finding]:
                 found.append(Finding(FindingKind.RECORD_WITHOUT_PROXY, IN_CLUSTER, name, entry.proxy, entry.uid))
             continue
         is_readable = published is not None and published.registry in survey.outside
-        if published is not None and is_readable and (published.registry, entry.uid, published.hostname) not in held:
+        if published is not None and is_readable and (published.registry, entry.uid, published.hostname) not in outside:
             kind = FindingKind.PROXY_WITHOUT_RECORD
             found.append(Finding(kind, published.registry, published.hostname, entry.proxy, entry.uid))
     return found
@@ -125,8 +126,8 @@ def _of_outside(survey: Survey, entries: Mapping[str, LedgerEntry]) -> list[Find
         for record in records:
             entry = entries.get(record.uid)
             if entry is None or Name(registry, record.name) not in entry.names:
-                is_alive = record.uid in survey.proxies
-                kind = FindingKind.WRONG_OWNER if is_alive else FindingKind.RECORD_WITHOUT_PROXY
+                is_live = record.uid in survey.proxies
+                kind = FindingKind.WRONG_OWNER if is_live else FindingKind.RECORD_WITHOUT_PROXY
                 found.append(Finding(kind, registry, record.name, record.proxy, record.uid))
     return found
 
@@ -134,7 +135,7 @@ def _of_outside(survey: Survey, entries: Mapping[str, LedgerEntry]) -> list[Find
 async def outside_entries(
     registries: Registries,
 ) -> tuple[dict[str, tuple[OutsideRecord, ...]], dict[str, OperatorError]]:
-    """Every record that our registries hold of ours, and why a registry could not be read."""
+    """The records of this operator by registry, and by registry the error where one could not be read."""
     read: dict[str, tuple[OutsideRecord, ...]] = {}
     failed: dict[str, OperatorError] = {}
     for name, registry in registries.outside.items():
@@ -143,15 +144,15 @@ async def outside_entries(
         except OperatorError as error:
             failed[name] = error
         except TimeoutError:
-            failed[name] = TransientError(f"its list did not go on for {LONGEST_CALL_S:g} s")
+            failed[name] = TransientError(f"its list did not go on for {CALL_TIMEOUT_S:g} s")
     return read, failed
 
 
 async def _all_of(registry: Registry) -> tuple[OutsideRecord, ...]:
-    """All of a registry's list, however long, as long as it goes on."""
+    """A registry's whole list; the timeout is for each record, so it bounds silence, not length."""
     entries, read = registry.entries(), []
     while True:
-        with anyio.fail_after(LONGEST_CALL_S):
+        with anyio.fail_after(CALL_TIMEOUT_S):
             try:
                 read.append(await anext(entries))
             except StopAsyncIteration:
@@ -167,31 +168,31 @@ async def survey(
 ) -> Survey:
     """Read the cluster; ``namespace`` is the operator's, ``namespaces`` are those that it serves, if not all.
 
-    The living are listed last: whoever is not among them then, and has a record that was seen before, is dead. UIDs are
-    never used again. Raises the cluster's errors.
+    EnvoyProxies are listed last: a UID that was found in a record before and is not among them has been deleted, since
+    UIDs are never reused. Raises the API server's errors.
     """
     entries = [LedgerEntry(each) for each in await _listed(cluster, PROXY_REGISTRATION, namespace, _OURS)]
     claims = await _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS)
     scopes = namespaces or (None,)
-    living = [each for scope in scopes for each in await _listed(cluster, ENVOY_PROXY, scope, None)]
-    proxies = {each["metadata"]["uid"]: key_of(each) for each in living}
+    live = [each for scope in scopes for each in await _listed(cluster, ENVOY_PROXY, scope, None)]
+    proxies = {each["metadata"]["uid"]: key_of(each) for each in live}
     return Survey(proxies, entries, claims, outside, namespaces)
 
 
 async def survey_of(
     store: Store, outside: Mapping[str, Sequence[OutsideRecord]], *, namespaces: Sequence[str] = ()
 ) -> Survey:
-    """The same from what a running operator knows, without a request."""
-    entries = [LedgerEntry(each) for each in await _known(store, PROXY_REGISTRATION)]
-    claims = await _known(store, HOSTNAME_CLAIM)
-    proxies = {each["metadata"]["uid"]: key_of(each) for each in await _known(store, ENVOY_PROXY)}
+    """The same from the store of a running operator, without a request."""
+    entries = [LedgerEntry(each) for each in await _stored(store, PROXY_REGISTRATION)]
+    claims = await _stored(store, HOSTNAME_CLAIM)
+    proxies = {each["metadata"]["uid"]: key_of(each) for each in await _stored(store, ENVOY_PROXY)}
     return Survey(proxies, entries, claims, outside, namespaces)
 
 
 async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, namespace: str) -> bool:
-    """Remove what was a dead proxy's. Returns False where nothing was removed: it is not ours, or not a dead one's.
+    """Remove what a deleted proxy has left. Returns False where nothing was removed: not ours, or the proxy is live.
 
-    The API server is asked once more whether the proxy lives. Raises the registry's and the API server's errors.
+    The proxy is read from the API server once more before. Raises the registry's and the API server's errors.
     """
     live = await cluster.get(ENVOY_PROXY, finding.proxy)
     if finding.kind not in FIXABLE or (live is not None and live["metadata"]["uid"] == finding.uid):
@@ -202,7 +203,7 @@ async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, nam
     key = Key(namespace, finding.name)
     kind = HOSTNAME_CLAIM if finding.kind is FindingKind.CLAIM_WITHOUT_PROXY else PROXY_REGISTRATION
     found = await cluster.get(kind, key)
-    if found is None or holder_of(found) != finding.uid:
+    if found is None or owner_uid(found) != finding.uid:
         return False
     if kind == PROXY_REGISTRATION:
         for name in sorted(LedgerEntry(found).names):
@@ -213,13 +214,13 @@ async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, nam
     is_removed = await cluster.delete(kind, key, uid=found["metadata"]["uid"])
     if kind == PROXY_REGISTRATION:
         for claim in await _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS):
-            if holder_of(claim) == finding.uid:
+            if owner_uid(claim) == finding.uid:
                 await cluster.delete(HOSTNAME_CLAIM, key_of(claim), uid=claim["metadata"]["uid"])
     return is_removed
 
 
 def table(found: Sequence[Finding]) -> str:
-    """The findings for people, one a line, in columns."""
+    """The findings as text: a header, then one line each, in aligned columns."""
     rows = [("FINDING", "REGISTRY", "NAME", "PROXY", "UID")]
     rows += [(each.kind.value, each.registry, each.name, str(each.proxy), each.uid) for each in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -232,12 +233,12 @@ async def _listed(cluster: Cluster, kind: Kind, namespace: str | None, labels: s
         return [each async for page in pages for each in page.items]
 
 
-async def _known(store: Store, kind: Kind) -> list[Object]:
-    known = []
+async def _stored(store: Store, kind: Kind) -> list[Object]:
+    found = []
     for number, key in enumerate(store.keys(kind)):
         obj = store.get(kind, key)
         if obj is not None:
-            known.append(obj)
+            found.append(obj)
         if number % _BATCH == 0:
             await anyio.lowlevel.checkpoint()
-    return known
+    return found

@@ -1,8 +1,8 @@
-"""Hostname claims: which proxy has a hostname, so that no two ever have the same.
+"""Hostname claims: which proxy owns a hostname, so that no two ever own the same one.
 
-A claim is an object named like the hostname, so the API server's uniqueness of names is the uniqueness of hostnames,
-and its atomic create decides who was first. A claim is there before anything says the name, and goes after the last
-thing that said it is gone. Publishing the name does not belong here.
+A claim is a HostnameClaim named like the hostname, so the API server's uniqueness of names makes hostnames unique, and
+its atomic create decides who was first. A claim is created before the hostname is written into the ledger or a
+registry, and deleted after it is removed from both. Publishing the hostname does not belong here.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from operator_app.registration.registry import Registration
 from operator_app.results import Problem
 
 HOSTNAME_TAKEN: Final = "HostnameTaken"
-"""The reason of a problem with a hostname that another proxy has; it ends with an event on the claim."""
+"""The reason of a problem with a hostname that another proxy owns; it ends with a watch event of the claim."""
 
 HOSTNAME_ORPHANED: Final = "HostnameOrphaned"
-"""The reason of a problem with a hostname that an orphaned record of the same name has; it ends the same way."""
+"""The reason where an orphaned record of an earlier proxy of this name owns the hostname; it ends the same way."""
 
 RECHECK_S: Final = 60.0
-"""A proxy that waits for the claim of a former life comes back after this."""
+"""A proxy that waits for a claim of its previous incarnation is requeued after this."""
 
 
 class Claims:
-    """Takes hostnames and gives them back. ``sink`` is told of claims that we deleted, as a watch would."""
+    """Acquires and releases claims. ``sink`` gets a ``Deleted`` for each claim that this operator deletes itself."""
 
     def __init__(self, applier: Applier, store: Store, *, namespace: str, sink: Callable[[Deleted], object]) -> None:
         self._applier = applier
@@ -37,7 +37,10 @@ class Claims:
         self._sink = sink
 
     async def acquire(self, hostname: str, proxy: Key, uid: str) -> Registration:
-        """Have ``hostname`` for the proxy with this UID, or say why not. Sends nothing when that is clear already."""
+        """Create the claim on ``hostname`` for the proxy with this UID, or return the problem that prevents it.
+
+        Sends no request when the store already shows the answer. Raises the API server's errors.
+        """
         check = _check(proxy, uid)
         plan = await self._applier.plan(HOSTNAME_CLAIM, self._desired(hostname, proxy, uid), check, ask_server=False)
         result = await self._applier.execute(plan, check)
@@ -47,23 +50,23 @@ class Claims:
             problem = Problem(HOSTNAME_TAKEN, message, needs_user_action=True, ends_with_event=True)
         requeue_after_s = result.requeue_after_s
         if problem is not None and plan.action is Action.WAIT:
-            # The claim's deletion tells; this is for the case that it is told to nobody.
+            # The claim's deletion triggers a reconcile; this delay is for a watch event that is lost.
             requeue_after_s = RECHECK_S
         return Registration(result.outcome, problem, requeue_after_s)
 
-    def holds(self, hostname: str, uid: str) -> bool:
-        """Whether the proxy with this UID is known to have ``hostname``."""
+    def is_owner(self, hostname: str, uid: str) -> bool:
+        """Whether the store has the claim on ``hostname`` with this proxy's UID."""
         live = self._store.get(HOSTNAME_CLAIM, Key(self._namespace, hostname))
-        return live is not None and holder_of(live) == uid
+        return live is not None and owner_uid(live) == uid
 
-    def holders(self, proxy: Key) -> frozenset[str]:
-        """UIDs of all lives of ``proxy`` that are known to have a hostname."""
-        return frozenset(map(holder_of, self._store.indexed(HOSTNAME_CLAIM, proxy)))
+    def owner_uids(self, proxy: Key) -> frozenset[str]:
+        """UIDs of all incarnations of ``proxy`` that own a claim in the store."""
+        return frozenset(map(owner_uid, self._store.indexed(HOSTNAME_CLAIM, proxy)))
 
     async def release(self, proxy: Key, uid: str, *, keep: str | None = None) -> None:
-        """Free every hostname that the proxy with this UID has, except ``keep``."""
+        """Delete every claim of the proxy with this UID, except the one on the hostname ``keep``."""
         for live in self._store.indexed(HOSTNAME_CLAIM, proxy):
-            if holder_of(live) == uid and live["spec"]["hostname"] != keep:
+            if owner_uid(live) == uid and live["spec"]["hostname"] != keep:
                 await self._applier.delete(HOSTNAME_CLAIM, live)
                 self._sink(Deleted(HOSTNAME_CLAIM, live))
 
@@ -83,15 +86,15 @@ class Claims:
         }
 
 
-def holder_of(claim: Object) -> str:
-    """The UID of the proxy that has the hostname."""
+def owner_uid(claim: Object) -> str:
+    """The UID of the proxy that a HostnameClaim, or a ProxyRegistration, is for."""
     uid: str = claim["spec"]["proxy"]["uid"]
     return uid
 
 
 def _check(proxy: Key, uid: str) -> OwnershipCheck:
     def ownership(live: Object) -> Ownership:
-        if holder_of(live) == uid:
+        if owner_uid(live) == uid:
             return Ownership.OURS
         return Ownership.PREVIOUS_INCARNATION if proxy_of(live) == proxy else Ownership.FOREIGN
 

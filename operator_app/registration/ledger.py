@@ -1,12 +1,13 @@
 """The ledger: one ProxyRegistration for each proxy, in the operator's own namespace, whatever registry is used.
 
-It is two things at once. To the cluster it is the registry ``in-cluster``: who is reached where. To the operator it is
-a write-ahead log of the outside: a hostname is noted here before it is published anywhere, and struck out after its
-removal is confirmed, so that whatever may stand outside in a proxy's name is named here.
+It serves two purposes. For users of the cluster it is the registry ``in-cluster``: which proxy is reached at which
+address. For the operator it is a write-ahead log of outside registries: a hostname is written here before it is
+published, and removed from here after its removal outside is confirmed, so an entry lists every hostname that may be
+published for its proxy.
 
-The API server provides what that needs: an entry's name is derived from the UID, so uniqueness of names is uniqueness
-of entries; an apply that carries a resourceVersion is a compare-and-set; and ``metadata.generation`` counts the
-versions of an entry's spec, so that one number says which of them was confirmed.
+The API server provides what that needs: an entry's name is derived from the proxy's UID, so there is one entry for each
+proxy; an apply with a resourceVersion is a compare-and-set; and ``metadata.generation`` counts the versions of an
+entry's spec, so that one number says which of them was confirmed.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from operator_app.registration.registry import Record, Registration
 from operator_app.results import Outcome, Problem
 
 IN_CLUSTER: Final = "in-cluster"
-"""The registry that is the ledger itself: nothing stands outside."""
+"""The registry that is the ledger itself: nothing is published outside the cluster."""
 
 
 class Name(NamedTuple):
@@ -37,7 +38,7 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One stored ProxyRegistration, read."""
+    """The fields of one stored ProxyRegistration."""
 
     object: Object
 
@@ -49,53 +50,56 @@ class LedgerEntry:
 
     @property
     def proxy(self) -> Key:
-        """The address of the proxy."""
+        """Namespace and name of the proxy."""
         return proxy_of(self.object)
 
     @property
     def hostname(self) -> str | None:
-        """The name that the proxy has now, outside or not."""
+        """The hostname that the proxy has now, published outside or not."""
         hostname: str | None = self.object["spec"].get("hostname")
         return hostname
 
     @property
     def state(self) -> RecordState:
-        """Why there is an entry."""
+        """Whether the proxy is registered, or why the entry is kept without it."""
         return RecordState(self.object["spec"]["state"])
 
     @property
     def published(self) -> Name | None:
-        """The name that is to stand outside now."""
+        """The name that is to be published in an outside registry, if any."""
         registry: str = self.object["spec"]["registry"]
         return None if self.hostname is None or registry == IN_CLUSTER else Name(registry, self.hostname)
 
     @property
     def retiring(self) -> frozenset[Name]:
-        """Names that may still stand outside and must go."""
+        """Names that may still be published, and have to be removed."""
         return frozenset(Name(each["registry"], each["hostname"]) for each in self.object["spec"].get("retiring") or ())
 
     @property
     def names(self) -> frozenset[Name]:
-        """Every name that may stand outside for this proxy."""
+        """Every name that may be published for this proxy."""
         return self.retiring if self.published is None else self.retiring | {self.published}
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the outside has confirmed exactly this version of the entry."""
+        """Whether the registry has confirmed exactly this generation of the entry."""
         confirmed = (self.object.get("status") or {}).get("confirmedGeneration")
         return bool(confirmed == self.object["metadata"]["generation"])
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
-    """What became of an entry; without an ``entry`` nothing may be done outside, and ``registration`` says why."""
+class LedgerWrite:
+    """The result of :meth:`Ledger.write`.
+
+    Without an ``entry`` no registry may be called, and ``registration`` has the problem.
+    """
 
     registration: Registration
     entry: LedgerEntry | None = None
 
 
 class Ledger:
-    """Reads and writes entries. ``on_write`` is told of every write, ``sink`` of what we deleted ourselves."""
+    """Reads and writes entries. ``on_write`` is called for every write, ``sink`` for every entry deleted here."""
 
     def __init__(
         self,
@@ -114,24 +118,24 @@ class Ledger:
         self._on_write = on_write
         self._sink = sink
 
-    def of(self, proxy: Key) -> tuple[LedgerEntry, ...]:
-        """The known entries of every life of ``proxy``."""
+    def entries_of(self, proxy: Key) -> tuple[LedgerEntry, ...]:
+        """The entries that the store has of all incarnations of ``proxy``."""
         return tuple(map(LedgerEntry, self._store.indexed(PROXY_REGISTRATION, proxy)))
 
     async def find(self, uid: str) -> LedgerEntry | None:
-        """The entry of a proxy; the API server is asked where none is known."""
+        """The entry of the proxy with this UID, from the store, or else from the API server. Raises its errors."""
         key = self._key(uid)
         live = self._store.get(PROXY_REGISTRATION, key) or await self._cluster.get(PROXY_REGISTRATION, key)
         return None if live is None or LedgerEntry(live).uid != uid else LedgerEntry(live)
 
-    async def note(self, record: Record, registry: str, *, gone: frozenset[Name] = frozenset()) -> Noted:
+    async def write(self, record: Record, registry: str, *, removed: frozenset[Name] = frozenset()) -> LedgerWrite:
         """Bring the entry to ``record`` in one apply; every other name that it had stays in it as retiring.
 
-        ``gone`` are names whose removal is confirmed. Raises ``ConflictError`` when the entry has come to name more
-        than was known: nothing is ever forgotten that way.
+        ``removed`` are names whose removal outside is confirmed. Raises ``ConflictError`` when the stored entry lists
+        names that the store's copy does not: no write ever loses a name.
         """
-        desired = self._desired(record, registry, gone)
-        check = _check(record, LedgerEntry(desired).names | gone)
+        desired = self._desired(record, registry, removed)
+        check = _check(record, LedgerEntry(desired).names | removed)
         plan = await self._applier.plan(PROXY_REGISTRATION, desired, check, ask_server=False)
         result = await self._applier.execute(plan, check)
         problem = result.problem
@@ -139,12 +143,14 @@ class Ledger:
             if result.live is not None and _is_ours(result.live, record):
                 raise ConflictError("it names more than was known", kind=PROXY_REGISTRATION, key=result.key)
             message = f"the record {result.key} is of a newer generation than this one"
-            return Noted(Registration(Outcome.SKIPPED, Problem("RecordConflict", message, needs_user_action=True)))
+            return LedgerWrite(
+                Registration(Outcome.SKIPPED, Problem("RecordConflict", message, needs_user_action=True))
+            )
         entry = LedgerEntry(result.live) if result.live is not None and problem is None else None
-        return Noted(Registration(result.outcome, problem, result.requeue_after_s), entry)
+        return LedgerWrite(Registration(result.outcome, problem, result.requeue_after_s), entry)
 
-    async def holding(self, record: Record, registry: str) -> LedgerEntry | None:
-        """The entry, if it says exactly this and nothing is retiring. Writes nothing."""
+    async def matching(self, record: Record, registry: str) -> LedgerEntry | None:
+        """The entry, if it equals ``record`` and lists no retiring names. Writes nothing."""
         desired = self._desired(record, registry, frozenset())
         plan = await self._applier.plan(PROXY_REGISTRATION, desired, _check(record, LedgerEntry(desired).names))
         if plan.action is not Action.NOTHING or plan.live is None:
@@ -153,36 +159,36 @@ class Ledger:
         return None if entry.retiring else entry
 
     async def confirm(self, entry: LedgerEntry) -> None:
-        """Remember that the outside holds exactly this version of the entry."""
+        """Store that the registry has exactly this generation of the entry."""
         await self._write_confirmed(entry, entry.object["metadata"]["generation"])
 
-    async def doubt(self, entry: LedgerEntry) -> None:
-        """Remember that the outside does not hold what it had confirmed."""
+    async def unconfirm(self, entry: LedgerEntry) -> None:
+        """Store that the registry does not have what it had confirmed: later reconciles call it again."""
         await self._write_confirmed(entry, 0)
 
-    async def mark(self, entry: LedgerEntry, state: RecordState) -> None:
-        """Say why the entry outlives its proxy."""
+    async def set_state(self, entry: LedgerEntry, state: RecordState) -> None:
+        """Write why the entry is kept although its proxy goes."""
         if entry.state is not state:
-            await self._amend(entry, entry.object["spec"] | {"state": state.value})
+            await self._apply_spec(entry, entry.object["spec"] | {"state": state.value})
 
     async def remove_retired(self, entry: LedgerEntry) -> None:
-        """Forget all retiring names of an entry whose proxy is gone."""
+        """Remove all retiring names from an entry whose proxy is gone."""
         spec = {name: value for name, value in entry.object["spec"].items() if name != "retiring"}
-        await self._amend(entry, spec)
+        await self._apply_spec(entry, spec)
 
-    async def forget(self, entry: LedgerEntry) -> None:
-        """Delete exactly this entry. Raises ``ConflictError`` when it may have come to name more than was known."""
+    async def delete(self, entry: LedgerEntry) -> None:
+        """Delete exactly this version of the entry. Raises ``ConflictError`` when a newer one may list more names."""
         await self._applier.delete(PROXY_REGISTRATION, entry.object, at_this_version=True)
         self._sink(Deleted(PROXY_REGISTRATION, entry.object))
 
     async def _write_confirmed(self, entry: LedgerEntry, generation: int) -> None:
-        """A status apply checks no UID; the resourceVersion is what ties it to the version that was looked at."""
+        """Apply the status to exactly the version that was read: the resourceVersion pins it, a UID would not."""
         metadata = {name: entry.object["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         body = _object(metadata) | {"status": {"confirmedGeneration": generation}}
         applied = await self._cluster.apply(PROXY_REGISTRATION, body, force=True, subresource="status")
         self._learn(entry, applied.object)
 
-    async def _amend(self, entry: LedgerEntry, spec: Object) -> None:
+    async def _apply_spec(self, entry: LedgerEntry, spec: Object) -> None:
         pinned = identity(entry.object) | {"resourceVersion": entry.object["metadata"]["resourceVersion"]}
         body = _object(pinned | {"labels": {LABEL_MANAGED_BY: FIELD_MANAGER}}) | {"spec": spec}
         applied = await self._cluster.apply(PROXY_REGISTRATION, body, force=True)
@@ -196,7 +202,7 @@ class Ledger:
     def _key(self, uid: str) -> Key:
         return Key(self._namespace, f"proxy-{uid}")
 
-    def _desired(self, record: Record, registry: str, gone: frozenset[Name]) -> Object:
+    def _desired(self, record: Record, registry: str, removed: frozenset[Name]) -> Object:
         key = self._key(record.uid)
         spec: Object = {
             "proxy": {"namespace": record.proxy.namespace, "name": record.proxy.name, "uid": record.uid},
@@ -213,16 +219,15 @@ class Ledger:
         metadata = {"name": key.name, "namespace": key.namespace, "labels": {LABEL_MANAGED_BY: FIELD_MANAGER}}
         desired = _object(metadata) | {"spec": spec}
         known = self._store.get(PROXY_REGISTRATION, key)
-        retiring = (
-            (LedgerEntry(known).names if known is not None else frozenset()) - {LedgerEntry(desired).published} - gone
-        )
+        listed = LedgerEntry(known).names if known is not None else frozenset()
+        retiring = listed - {LedgerEntry(desired).published} - removed
         if retiring:
             spec["retiring"] = [each._asdict() for each in sorted(retiring)]
         return desired
 
 
 def proxy_of(obj: Object) -> Key:
-    """The address of the proxy that a ProxyRegistration or a HostnameClaim names."""
+    """Namespace and name of the proxy that a ProxyRegistration or a HostnameClaim is for."""
     reference = obj["spec"]["proxy"]
     return Key(reference["namespace"], reference["name"])
 
@@ -235,10 +240,11 @@ def _is_ours(live: Object, record: Record) -> bool:
     return LedgerEntry(live).uid == record.uid and live["spec"]["generation"] <= record.generation
 
 
-def _check(record: Record, accounted: frozenset[Name]) -> OwnershipCheck:
-    """Ours is what carries our UID, is of no newer generation, and names nothing that we would forget."""
+def _check(record: Record, accounted_for: frozenset[Name]) -> OwnershipCheck:
+    """Ours is an entry with our UID and no newer generation, all of whose names are ``accounted_for``."""
 
     def ownership(live: Object) -> Ownership:
-        return Ownership.OURS if _is_ours(live, record) and LedgerEntry(live).names <= accounted else Ownership.FOREIGN
+        is_ours = _is_ours(live, record) and LedgerEntry(live).names <= accounted_for
+        return Ownership.OURS if is_ours else Ownership.FOREIGN
 
     return OwnershipCheck(ownership, pinned_version, pinned_version)

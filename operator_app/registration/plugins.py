@@ -1,4 +1,4 @@
-"""Outside registries as they are installed: found by entry point, opened at start, closed at the end.
+"""Outside registries as plugins: found by entry point, opened when the operator starts, closed when it ends.
 
 A company adds its own registry without a fork, by a package with an entry point in the group
 ``operator_app.registries``::
@@ -7,12 +7,13 @@ A company adds its own registry without a fork, by a package with an entry point
     our-dns = "our_package.dns:open_registry"
 
 The entry point's name is the registry's name, a DNS label. What it names is called once with the operator's
-``Settings``, without ``await``, and returns an async context manager that gives a
+``Settings``, without ``await``, and returns an async context manager that yields a
 :class:`operator_app.registration.registry.Registry`; its clients and credentials live as long as the context. It may
-raise ``ConfigurationError`` with one sentence, on the call or on entering. It need not reach its system at start: what
-fails later is for ``TransientError``. What else it has to be told (an address, a credential's file) it reads itself.
+raise ``ConfigurationError`` with a message of one sentence, on the call or on entering. It need not reach its system at
+start: later failures are a ``TransientError`` each. Other settings of its own (an address, a credential's file) it
+reads itself.
 
-The registry ``in-cluster`` is the ledger and nothing outside, so it is not among them.
+The registry ``in-cluster`` is the ledger itself, so it is not among them.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -31,7 +32,7 @@ from operator_app.settings import Settings
 GROUP: Final = "operator_app.registries"
 
 SHIPPED: Final = (EntryPoint("powerdns", "operator_app.registration.powerdns.registry:connect", GROUP),)
-"""Registries of this package: found from a checkout too, where no entry point is installed."""
+"""Registries of this package: also found when running from a checkout, where no entry point is installed."""
 
 Factory = Callable[[Settings], AbstractAsyncContextManager[Registry]]
 
@@ -52,8 +53,8 @@ async def open_registries(settings: Settings) -> AsyncGenerator[Registries]:
             except ConfigurationError:
                 raise
             except Exception as error:
-                # Whatever somebody's package raises, the person who starts the operator needs one sentence.
-                message = f"the registry {name} does not open: {_told(error)}"
+                # A plugin may raise anything; whoever starts the operator gets one sentence.
+                message = f"the registry {name} does not open: {_message(error)}"
                 raise ConfigurationError(message) from error
         yield Registries(outside, settings.registry)
 
@@ -65,18 +66,18 @@ def _load(name: str) -> Factory:
         known = ", ".join(sorted({IN_CLUSTER, *(each.name for each in found.values())}))
         raise ConfigurationError(f"no registry {name} is installed; there are: {known}")
     if len(of_that_name) > 1:
-        rivals = " and ".join(sorted(each.value for each in of_that_name))
-        raise ConfigurationError(f"the registry {name} is installed twice, as {rivals}; uninstall one")
+        duplicates = " and ".join(sorted(each.value for each in of_that_name))
+        raise ConfigurationError(f"the registry {name} is installed twice, as {duplicates}; uninstall one")
     (entry_point,) = of_that_name
     try:
         factory: Any = entry_point.load()
     except Exception as error:
-        message = f"the registry {name} can't be loaded from {entry_point.value}: {_told(error)}"
+        message = f"the registry {name} can't be loaded from {entry_point.value}: {_message(error)}"
         raise ConfigurationError(message) from error
     if not callable(factory):
         raise ConfigurationError(f"the registry {name} is no factory: {entry_point.value} can't be called")
     return factory  # type: ignore[no-any-return]
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,17 +1,18 @@
-"""Registration as a round sees it: a claim on the hostname, an entry in the ledger, a record outside, in this order.
+"""Registration of one proxy: its HostnameClaim, its ledger entry and its record in an outside registry, in this order.
 
 Every step may be repeated and interrupted anywhere:
 
-* *To register*: claim the hostname; note it in the ledger, with whatever it replaces as retiring; publish it outside;
-  take back what is retiring; strike that out; free the claims on it; remember that the outside has confirmed.
-* *To deregister*: take back every name outside that the ledger knows; delete the entry; free the claims.
+* *To register*: acquire the claim on the hostname; write the ledger entry, with every name that it replaces listed as
+  retiring; publish the hostname in the registry; remove the records of the retiring names; remove those names from the
+  entry; release the claims on them; store that the registry has confirmed the entry.
+* *To deregister*: remove every record that the entry names; delete the entry; release the claims.
 
-So a name that stands outside is always in the ledger, a name in the ledger is always claimed, and both hold behind
-any crash. Once the outside has confirmed an entry it is not asked again, neither by later rounds nor after a restart,
-but by sweeps, which look for drift. A registry that gives no answer rests, for all proxies: meanwhile every call to it
-fails at once with the same sentence.
+So a hostname that is published is always in the ledger, and a hostname in the ledger is always claimed; both hold after
+a crash at any point. Once a registry has confirmed an entry it is not called again, neither by later reconciles nor
+after a restart, but only by resyncs, which look for drift. A registry that does not answer opens its circuit breaker:
+until it closes, every call to that registry fails at once with the same message, whichever proxy it is for.
 
-What one registry does with a record does not belong here, nor does the time of the next round.
+How a registry stores a record does not belong here, nor does the time of the next reconcile.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -31,7 +32,8 @@ from operator_app.errors import (
     TransientError,
     bounded_s,
 )
-from operator_app.registration.backoff import Backoff, CircuitBreaker, CircuitOpenError
+from operator_app.registration.backoff import Backoff
+from operator_app.registration.circuit import CircuitBreaker, CircuitOpenError
 from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
 from operator_app.registration.ledger import IN_CLUSTER, Ledger, LedgerEntry, Name
 from operator_app.registration.registry import Comparison, Record, Registration, Registry
@@ -41,25 +43,25 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-LONGEST_CALL_S: Final = 60.0
+CALL_TIMEOUT_S: Final = 60.0
 """A call to a registry that takes longer has failed, whether or not the registry bounds its own calls."""
 
-SOONEST_AGAIN_S: Final = 1.0
-"""A registry is not asked again sooner than this because it wants to be."""
+MIN_REQUEUE_S: Final = 1.0
+"""Lower bound on any delay that a registry requests with a registration."""
 
-MANY_RETIRING: Final = 32
-"""From this many names on, the old ones are taken back before another is published: an entry holds 64."""
+RETIRING_LIMIT: Final = 32
+"""With this many retiring names, their records are removed before another name is published: an entry can list 64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """The outside registries by name, and the one for proxies that name none. ``in-cluster`` is always there."""
+    """The outside registries by name, and the one for proxies that name none. ``in-cluster`` always exists."""
 
     outside: Mapping[str, Registry]
     default: str = IN_CLUSTER
 
     def unknown(self, name: str) -> Problem | None:
-        """What is wrong with the name of a registry, if anything."""
+        """The problem with a registry's name that is not configured; ``None`` for a known one."""
         if name == IN_CLUSTER or name in self.outside:
             return None
         message = f"there is no registry {name}; there are: {', '.join(sorted({IN_CLUSTER, *self.outside}))}"
@@ -67,7 +69,7 @@ class Registries:
 
 
 class Registrar:
-    """Keeps proxies known. One instance for the operator; one call at a time for each proxy.
+    """Registers and deregisters proxies. One instance for the operator; one call at a time for each proxy.
 
     ``mono`` is a monotonic clock in seconds.
     """
@@ -90,35 +92,39 @@ class Registrar:
         self._mono = mono
 
     async def register(self, record: Record, registry: str | None = None, *, is_resync: bool = False) -> Registration:
-        """Make ``record`` true in ``registry`` (by default the operator's). With ``is_resync``, look for drift outside.
+        """Bring claim, ledger entry and ``registry`` (by default the operator's) to ``record``.
 
-        A failure of an outside registry is in the answer, with the time to come back. Raises the API server's errors.
+        With ``is_resync``, a confirmed record is compared with the registry, and written again where it differs. A
+        failure of the registry is returned as a problem with the time of the next try. Raises the API server's errors.
         """
         name = registry or self._registries.default
         unknown = self._registries.unknown(name)
         if unknown is not None:
             return Registration(Outcome.SKIPPED, unknown)
-        claim = await self._claim(record)
+        claim = await self._acquire_claim(record)
         if claim.problem is not None:
-            # A name that is somebody else's is no reason to keep one that is declared no longer.
+            # The old hostname is released all the same: otherwise two proxies that swap names wait for ever.
             record = replace(record, hostname=None)
-        noted = await self._ledger.note(record, name, gone=await self._taken_back_early(record, name))
-        if noted.entry is None:
-            return noted.registration
-        published = await self._publish(noted.entry, record, name, is_resync=is_resync)
-        return _first_problem(claim, published, noted.registration)
+        written = await self._ledger.write(record, name, removed=await self._remove_excess_retiring(record, name))
+        if written.entry is None:
+            return written.registration
+        published = await self._sync_registry(written.entry, record, name, is_resync=is_resync)
+        return _combined(claim, published, written.registration)
 
     async def observe(
         self, record: Record, registry: str | None, hindrance: Problem, *, is_resync: bool = False
     ) -> Problem | None:
-        """``None`` if ``record`` is registered exactly so, else the ``hindrance`` to make it so. Writes nothing."""
+        """``None`` if exactly ``record`` is registered and confirmed, else ``hindrance``. Writes nothing.
+
+        ``hindrance`` is why the caller can't register now. With ``is_resync``, the registry is read as well.
+        """
         name = registry or self._registries.default
         unknown = self._registries.unknown(name)
         if unknown is not None:
             return unknown
-        if record.hostname is not None and not self._claims.holds(record.hostname, record.uid):
+        if record.hostname is not None and not self._claims.is_owner(record.hostname, record.uid):
             return hindrance
-        entry = await self._ledger.holding(record, name)
+        entry = await self._ledger.matching(record, name)
         if entry is None:
             return hindrance
         if entry.published is None:
@@ -128,48 +134,52 @@ class Registrar:
         return None
 
     async def deregister(self, proxy: Key, uid: str) -> None:
-        """Take back everything that this life of ``proxy`` has made known; when this returns, that is confirmed.
+        """Remove records, entry and claims of the proxy with this UID; when this returns, the removal is confirmed.
 
-        Of an orphaned record only what it had retired. Raises the registry's and the API server's errors; what could
-        be done before is done.
+        Of an orphaned entry (``deletionPolicy: Orphan``) only the retiring names are removed. Raises the registry's and
+        the API server's errors; the records that could be removed before that are removed.
         """
         self._backoff.forget(uid)
         entry = await self._ledger.find(uid)
         if entry is not None and entry.state is RecordState.ORPHANED:
-            await self._take_back(uid, entry.retiring)
+            await self._remove_records(uid, entry.retiring)
             await self._ledger.remove_retired(entry)
             return
         if entry is not None:
-            await self._take_back(uid, entry.names)
-            await self._ledger.forget(entry)
+            await self._remove_records(uid, entry.names)
+            await self._ledger.delete(entry)
         await self._claims.release(proxy, uid)
 
     async def orphan(self, uid: str) -> None:
-        """Leave record and claim where they are, for good, although the proxy goes."""
-        await self._outlive(uid, RecordState.ORPHANED)
+        """Mark the entry as orphaned: it, its record and its claim stay after the proxy is deleted."""
+        await self._keep_entry(uid, RecordState.ORPHANED)
 
     async def abandon(self, uid: str) -> None:
-        """Let the proxy go although its record could not be removed: the entry is kept, and worked off later."""
-        await self._outlive(uid, RecordState.ABANDONED)
+        """Mark the entry as abandoned: the proxy goes before its record is removed, and removal is retried later."""
+        await self._keep_entry(uid, RecordState.ABANDONED)
 
-    def orphaned_uids(self, proxy: Key, living: str | None) -> tuple[str, ...]:
-        """UIDs under the name of ``proxy``, other than ``living``, of which something is left to be removed."""
-        entries = self._ledger.of(proxy)
-        kept = {each.uid for each in entries if each.state is RecordState.ORPHANED}
-        unsettled = {each.uid for each in entries if each.uid not in kept or each.retiring}
-        return tuple(sorted((unsettled | (self._claims.holders(proxy) - kept)) - {living}))
+    def orphaned_uids(self, proxy: Key, live_uid: str | None) -> tuple[str, ...]:
+        """UIDs of previous incarnations of ``proxy`` of which a record or a claim has yet to be removed.
 
-    async def _outlive(self, uid: str, state: RecordState) -> None:
+        ``live_uid`` is that of the present incarnation, if there is one. An orphaned entry counts only while it has
+        retiring names.
+        """
+        entries = self._ledger.entries_of(proxy)
+        orphaned = {each.uid for each in entries if each.state is RecordState.ORPHANED}
+        pending = {each.uid for each in entries if each.uid not in orphaned or each.retiring}
+        return tuple(sorted((pending | (self._claims.owner_uids(proxy) - orphaned)) - {live_uid}))
+
+    async def _keep_entry(self, uid: str, state: RecordState) -> None:
         self._backoff.forget(uid)
         entry = await self._ledger.find(uid)
         if entry is not None:
-            await self._ledger.mark(entry, state)
+            await self._ledger.set_state(entry, state)
 
-    async def _claim(self, record: Record) -> Registration:
+    async def _acquire_claim(self, record: Record) -> Registration:
         if record.hostname is None:
             return Registration(Outcome.UNCHANGED)
         claim = await self._claims.acquire(record.hostname, record.proxy, record.uid)
-        orphans = (each for each in self._ledger.of(record.proxy) if each.state is RecordState.ORPHANED)
+        orphans = (each for each in self._ledger.entries_of(record.proxy) if each.state is RecordState.ORPHANED)
         orphan = next((each for each in orphans if each.hostname == record.hostname), None)
         if claim.problem is None or orphan is None:
             return claim
@@ -179,57 +189,70 @@ class Registrar:
         )
         return replace(claim, problem=Problem(HOSTNAME_ORPHANED, message, needs_user_action=True, ends_with_event=True))
 
-    async def _taken_back_early(self, record: Record, registry: str) -> frozenset[Name]:
-        """So that an entry never overflows, however often a hostname changes while its registry is down."""
-        wanted = Name(registry, record.hostname or "")
-        entry = next((each for each in self._ledger.of(record.proxy) if each.uid == record.uid), None)
-        left = frozenset() if entry is None else entry.retiring - {wanted}
-        if len(left) < MANY_RETIRING:
-            return frozenset()
-        await self._take_back(record.uid, left)
-        return left
+    async def _remove_excess_retiring(self, record: Record, registry: str) -> frozenset[Name]:
+        """Remove the records of retiring names where there are many, and return those names.
 
-    async def _publish(self, entry: LedgerEntry, record: Record, registry: str, *, is_resync: bool) -> Registration:
-        """Bring the outside to the entry. Its own failures become an answer, and a pause."""
+        So an entry never exceeds its limit, however often a hostname changes while its registry is down.
+        """
+        wanted = Name(registry, record.hostname or "")
+        entry = next((each for each in self._ledger.entries_of(record.proxy) if each.uid == record.uid), None)
+        retiring = frozenset() if entry is None else entry.retiring - {wanted}
+        if len(retiring) < RETIRING_LIMIT:
+            return frozenset()
+        await self._remove_records(record.uid, retiring)
+        return retiring
+
+    async def _sync_registry(
+        self, entry: LedgerEntry, record: Record, registry: str, *, is_resync: bool
+    ) -> Registration:
+        """Bring the registry to the entry, and store what it has confirmed.
+
+        A failure of the registry starts a pause of this record and is returned as a problem.
+        """
         published = Registration(Outcome.UNCHANGED)
-        if entry.retiring or not self._is_settled(entry) or is_resync:
+        if entry.retiring or not self._is_up_to_date(entry) or is_resync:
             pause = self._backoff.pause(record, now_mono=self._mono())
             if pause is not None:
                 return pause
-            published, is_taken_back = await self._bring_outside(entry, record, is_resync=is_resync)
+            published, are_retired_removed = await self._publish_and_retire(entry, record, is_resync=is_resync)
             if published.problem is not None and entry.is_confirmed:
-                await self._ledger.doubt(entry)
-            if not is_taken_back:
+                await self._ledger.unconfirm(entry)
+            if not are_retired_removed:
                 return published
         if entry.retiring:
-            entry = (await self._ledger.note(record, registry, gone=entry.retiring)).entry or entry
+            entry = (await self._ledger.write(record, registry, removed=entry.retiring)).entry or entry
         await self._claims.release(record.proxy, record.uid, keep=record.hostname)
-        if published.problem is None and not self._is_settled(entry):
+        if published.problem is None and not self._is_up_to_date(entry):
             await self._ledger.confirm(entry)
         return published
 
-    def _is_settled(self, entry: LedgerEntry) -> bool:
-        """Whether nothing is to stand outside, or just that is confirmed."""
+    def _is_up_to_date(self, entry: LedgerEntry) -> bool:
+        """Whether the entry publishes nothing, or the registry has confirmed exactly what it publishes."""
         return entry.published is None or entry.is_confirmed
 
-    async def _bring_outside(self, entry: LedgerEntry, record: Record, *, is_resync: bool) -> tuple[Registration, bool]:
-        """Publish, then take back what is retiring. Returns what became of the name, and whether the rest is gone."""
+    async def _publish_and_retire(
+        self, entry: LedgerEntry, record: Record, *, is_resync: bool
+    ) -> tuple[Registration, bool]:
+        """Publish the hostname, then remove the records of retiring names.
+
+        Returns the result for the hostname, and whether the records of all retiring names are removed.
+        """
         try:
             published = await self._register_outside(entry, record, is_resync=is_resync)
-            await self._take_back(record.uid, entry.retiring)
+            await self._remove_records(record.uid, entry.retiring)
         except CircuitOpenError as error:
             problem = Problem("RegistryError", str(error))
             return self._backoff.defer(record, problem, now_mono=self._mono(), open_s=error.open_s), False
         except TransientError as error:
-            problem = Problem("RegistryError", str(error))
-            return self._backoff.failed(record, problem, now_mono=self._mono(), asked_s=error.retry_after_s), False
+            problem, retry_after_s = Problem("RegistryError", str(error)), error.retry_after_s
+            return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s), False
         except OperatorError as error:
             reason = error.reason if isinstance(error, TerminalError) else "RegistryError"
             problem = Problem(reason, str(error), needs_user_action=True)
             return self._backoff.failed(record, problem, now_mono=self._mono()), False
         if published.problem is not None:
-            asked_s = published.requeue_after_s
-            return self._backoff.failed(record, published.problem, now_mono=self._mono(), asked_s=asked_s), True
+            problem, retry_after_s = published.problem, published.requeue_after_s
+            return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s), True
         self._backoff.forget(record.uid)
         return published, True
 
@@ -237,18 +260,18 @@ class Registrar:
         name = entry.published
         if name is None or (entry.is_confirmed and not (is_resync and await self._has_drifted(name, record))):
             return Registration(Outcome.UNCHANGED)
-        published = await self._ask(name.registry, lambda outside: outside.register(record))
+        published = await self._call(name.registry, lambda outside: outside.register(record))
         if published.requeue_after_s is None:
             return published
-        # A registry is often somebody else's code: what it wants must be neither for ever nor at once and again.
-        return replace(published, requeue_after_s=max(SOONEST_AGAIN_S, bounded_s(published.requeue_after_s)))
+        # A registry may be a plugin: a delay that it requests must be neither infinite nor zero.
+        return replace(published, requeue_after_s=max(MIN_REQUEUE_S, bounded_s(published.requeue_after_s)))
 
     async def _has_drifted(self, name: Name, record: Record) -> bool:
-        """Whether the outside shows something else than it had confirmed. A look that fails is no news."""
+        """Whether the registry has something else than it had confirmed; ``False`` if it can't be read."""
         try:
-            comparison = await self._ask(name.registry, lambda outside: outside.observe(record))
+            comparison = await self._call(name.registry, lambda outside: outside.observe(record))
         except CircuitOpenError:
-            return False  # said once, when the rest began
+            return False  # logged when the circuit opened
         except OperatorError as error:
             log.warning("observation_failed", proxy=str(record.proxy), registry=name.registry, error=str(error))
             return False
@@ -256,60 +279,59 @@ class Registrar:
             log.warning("record_drifted", proxy=str(record.proxy), registry=name.registry, comparison=comparison.value)
         return comparison is not Comparison.MATCHING
 
-    async def _take_back(self, uid: str, names: Iterable[Name]) -> None:
-        """Remove every name that can be removed; raise for the first that can't."""
-        trouble: OperatorError | None = None
+    async def _remove_records(self, uid: str, names: Iterable[Name]) -> None:
+        """Remove the records of all ``names`` that can be removed, then raise the first error, if there was one."""
+        first_error: OperatorError | None = None
         for name in sorted(names):
             try:
                 unknown = self._registries.unknown(name.registry)
                 if unknown is not None:
-                    sentence = f"{name.hostname} may still be published, and {unknown.message}"
-                    raise TerminalError(unknown.reason, sentence)
+                    message = f"{name.hostname} may still be published, and {unknown.message}"
+                    raise TerminalError(unknown.reason, message)
                 outcome = await self._deregister_outside(uid, name)
                 log.info("record_removed", uid=uid, **name._asdict(), outcome=outcome.value)
             except OperatorError as error:
-                trouble = trouble or error
-        if trouble is not None:
-            raise trouble
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
     async def _deregister_outside(self, uid: str, name: Name) -> Outcome:
-        return await self._ask(name.registry, lambda outside: outside.deregister(uid, name.hostname))
+        return await self._call(name.registry, lambda outside: outside.deregister(uid, name.hostname))
 
-    async def _ask(self, registry: str, call: Callable[[Registry], Awaitable[T]]) -> T:
+    async def _call(self, registry: str, call: Callable[[Registry], Awaitable[T]]) -> T:
         """Call an outside registry through its circuit breaker, which a failure opens.
 
         Raises ``CircuitOpenError`` while it is open.
         """
-        turn = self._circuit.acquire(registry, now_mono=self._mono())
+        permit = self._circuit.acquire(registry, now_mono=self._mono())
         try:
-            answer = await _within(LONGEST_CALL_S, call(self._registries.outside[registry]))
-            self._circuit.succeeded(turn)
+            answer = await _with_timeout(CALL_TIMEOUT_S, call(self._registries.outside[registry]))
+            self._circuit.succeeded(permit)
         except ConflictError as error:
-            # It answered, about one name. A conflict with the API server is something else to those who catch this.
+            # The registry did answer, about one name. To callers a ConflictError means one with the API server.
             raise TransientError(error.message) from error
         except FencedError:
             raise
         except TransientError as error:
-            asked_s = error.retry_after_s
-            open_s = self._circuit.failed(turn, str(error), now_mono=self._mono(), asked_s=asked_s)
+            open_s = self._circuit.failed(permit, str(error), now_mono=self._mono(), retry_after_s=error.retry_after_s)
             log.warning("registry_circuit_opened", registry=registry, open_s=round(open_s, 3), error=str(error))
             raise
         finally:
-            self._circuit.release(turn)
+            self._circuit.release(permit)
         return answer
 
 
-async def _within(seconds: float, answer: Awaitable[T]) -> T:
+async def _with_timeout(timeout_s: float, answer: Awaitable[T]) -> T:
     try:
-        with anyio.fail_after(seconds):
+        with anyio.fail_after(timeout_s):
             return await answer
     except TimeoutError as error:
-        raise TransientError(f"the registry did not answer within {seconds:g} s") from error
+        raise TransientError(f"the registry did not answer within {timeout_s:g} s") from error
 
 
-def _first_problem(*steps: Registration) -> Registration:
-    """The first problem of several steps, the earliest wish to come back, and else the first change that was one."""
-    wishes = [each.requeue_after_s for each in steps if each.requeue_after_s is not None]
+def _combined(*steps: Registration) -> Registration:
+    """The first outcome other than ``UNCHANGED``, the first problem and the shortest delay of all ``steps``."""
+    delays_s = [each.requeue_after_s for each in steps if each.requeue_after_s is not None]
     problem = next((each.problem for each in steps if each.problem is not None), None)
     outcome = next((each.outcome for each in steps if each.outcome is not Outcome.UNCHANGED), Outcome.UNCHANGED)
-    return Registration(outcome, problem, min(wishes, default=None))
+    return Registration(outcome, problem, min(delays_s, default=None))

@@ -1,7 +1,7 @@
-"""Making a proxy known outside its namespace: what a registry is, whichever one it is.
+"""The interface of an outside registry, a system that maps hostnames to proxies, and the values that it exchanges.
 
-A record is keyed by the UID of its EnvoyProxy and carries the generation that it was made from. Both are the fence: a
-registry never lets an older generation replace a newer one, and never touches a record of another UID.
+A record is keyed by the UID of its EnvoyProxy and carries the generation that it was made from. Both guard every write:
+a registry never lets an older generation replace a newer one, and never changes a record of another UID.
 """
 
 from collections.abc import AsyncIterator
@@ -25,10 +25,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the outside world is told about one proxy.
+    """What is published about one proxy.
 
     ``address`` is an IPv4 or IPv6 address or a DNS name; ``ttl_s`` is ``None`` where the proxy leaves it to the
-    registry. Without a ``hostname`` nothing is published, and no outside registry is asked about it.
+    registry. Without a ``hostname`` nothing is published, and no outside registry is called.
     """
 
     uid: str
@@ -41,23 +41,23 @@ class Record:
 
 
 class Comparison(StrEnum):
-    """What a registry holds for a record."""
+    """What a registry has under the hostname of a record, compared with that record."""
 
     ABSENT = "absent"
     MATCHING = "matching"
     DIFFERENT = "different"
-    """Ours, by UID, but not what the record says: an older generation, or changed by hand."""
+    """Same UID, other contents: an older generation, or changed by hand."""
     NEWER = "newer"
-    """Ours, by UID, and made from a newer generation than the record's."""
+    """Same UID, made from a newer generation than the record's."""
     FOREIGN = "foreign"
-    """Somebody else's, or nobody's that can be proved."""
+    """Another owner's, or without a proof of who owns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What became of a record; no ``problem`` means: the registry confirms exactly this record.
+    """The result of a registration; without a ``problem``, the registry has confirmed exactly this record.
 
-    ``requeue_after_s`` asks for another look after so many seconds.
+    ``requeue_after_s`` requests another reconcile after so many seconds.
     """
 
     outcome: Outcome
@@ -67,7 +67,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class OutsideRecord:
-    """One record as a registry lists it, for an audit. ``proxy`` is for people; only ``uid`` counts."""
+    """One record as a registry lists it, for an audit. ``uid`` identifies the proxy; ``proxy`` is for display only."""
 
     uid: str
     proxy: Key
@@ -75,29 +75,29 @@ class OutsideRecord:
 
 
 class Registry(Protocol):
-    """An outside system that keeps one record for each hostname. Every method may be repeated and interrupted anywhere.
+    """An outside system that stores one record for each hostname. Every method may be repeated and cancelled anywhere.
 
-    Assumes one caller at a time for each proxy. Raises the errors of ``operator_app.errors``: ``TransientError`` for
-    what passes (down, slow, 5xx, 429 with its ``retry_after_s``), after which nobody calls for some seconds;
-    ``ConflictError`` for what passes and is about one record only (somebody else changed it at the same time);
-    ``TerminalError`` for what does not pass (credentials, no such zone).
+    Assumes one caller at a time for each proxy. Raises the errors of ``operator_app.errors``: ``TransientError`` when
+    the system as a whole fails for now (down, slow, 5xx, 429 with its ``retry_after_s``), which opens its circuit
+    breaker; ``ConflictError`` for a passing failure of one record only (somebody else changed it at the same time);
+    ``TerminalError`` for what lasts until somebody acts (credentials, no such zone).
     """
 
     async def observe(self, record: Record) -> Comparison:
-        """What the outside holds for ``record``. Writes nothing."""
+        """Compare what the registry has with ``record``. Writes nothing."""
         ...
 
     async def register(self, record: Record) -> Registration:
-        """Bring the outside to ``record``, without a write where it holds already, and confirm it by a read after."""
+        """Write ``record``, unless the registry has it already, and confirm the write by a read."""
         ...
 
     async def deregister(self, uid: str, hostname: str) -> Outcome:
-        """Remove what is ours, by UID, under ``hostname``; when this returns, the removal is confirmed.
+        """Remove the record of ``hostname`` if it has this UID; when this returns, the removal is confirmed.
 
-        ``UNCHANGED``: there was nothing. ``SKIPPED``: there is a record, and it is somebody else's.
+        ``UNCHANGED``: there was no record. ``SKIPPED``: there is a record of another owner, which stays.
         """
         ...
 
     def entries(self) -> AsyncIterator[OutsideRecord]:
-        """Every record that names this operator as its maker."""
+        """List every record that was written by this operator (``operator_id``)."""
         ...

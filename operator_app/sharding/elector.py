@@ -1,8 +1,8 @@
-"""Keeping shards: sends what the Leases call for, and tells the application which tenants it may work.
+"""Leader election for each shard: sends the requests about Leases, and provides the fencing tokens of tenants.
 
-The rules are in ``leases.py``; here are the requests, the clock and the waiting. One request about a Lease is under way
-at a time, and requests about different Leases never wait for each other. What a taken or a lost shard means for rounds
-belongs to the application.
+The rules are in ``leases``; here are the requests, the clock and the waiting. At most one request about each Lease is
+in flight, and requests about different Leases never wait for each other. What to reconcile when a shard is acquired or
+lost belongs to the application.
 """
 
 import random
@@ -36,15 +36,15 @@ log = structlog.get_logger(__name__)
 SELECTOR: Final = LABEL_ROLE
 """Label selector of the Leases to watch in the operator's namespace."""
 
-Told = Callable[[int, ShardTransition], None]
+OnChange = Callable[[int, ShardTransition], None]
 
 
 class Elector:
-    """Takes, renews and gives back shards for one replica.
+    """Acquires, renews and releases shards for one replica.
 
-    Rounds of a shard that is to be given back are cut off after ``grace_s``, so that none can keep it for ever.
-    ``on_change`` is told at once of every shard that is taken, released, lost or lapsed. ``clock`` gives seconds that
-    go on while the process or the machine sleeps; ``now`` gives aware UTC, which is written into Leases for people.
+    Reconciles in a draining shard are cancelled after ``grace_s`` seconds, so that none can prevent its release.
+    ``on_change`` is called synchronously for every transition of a shard. ``clock`` gives seconds that go on while the
+    process is stopped or the machine is suspended; ``now`` gives aware UTC, which is written into Leases for people.
     """
 
     def __init__(  # noqa: PLR0913 - each keyword is a choice of its own, of the application or of a test
@@ -56,7 +56,7 @@ class Elector:
         shards: int,
         times: LeaseTimes,
         grace_s: float,
-        on_change: Told,
+        on_change: OnChange,
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
@@ -67,40 +67,40 @@ class Elector:
         self._clock = clock
         self._now = now
         self._state = ElectionState(
-            replica, shards, times, namespace=namespace, tell=self._changed, clock=clock, rand=random.random
+            replica, shards, times, namespace=namespace, on_change=self._changed, clock=clock, rand=random.random
         )
-        self._rounds: defaultdict[int, set[anyio.CancelScope]] = defaultdict(set)
-        self._listing: set[str] = set()
+        self._scopes: defaultdict[int, set[anyio.CancelScope]] = defaultdict(set)
+        self._listed: set[str] = set()
         self._is_synced = False
         self._wake = anyio.Event()
 
     def apply_delta(self, delta: Delta) -> None:
-        """Take over what a watch of the Leases has to say."""
-        now = self._clock()
+        """Apply a delta of the watch of Leases."""
+        now_mono = self._clock()
         match delta:
             case Changed():
-                self._state.observe(delta.object, now=now)
+                self._state.observe(delta.object, now_mono=now_mono)
             case Deleted():
-                self._state.forget(delta.object, now=now)
+                self._state.observe_deletion(delta.object, now_mono=now_mono)
             case Listed():
-                self._take_page(delta, now)
+                self._apply_page(delta, now_mono)
         self._wake.set()
 
-    def _take_page(self, page: Listed, now: float) -> None:
+    def _apply_page(self, page: Listed, now_mono: float) -> None:
         if page.first:
-            self._listing.clear()
+            self._listed.clear()
         for obj in page.objects:
-            self._listing.add(obj["metadata"]["name"])
-            self._state.observe(obj, now=now)
+            self._listed.add(obj["metadata"]["name"])
+            self._state.observe(obj, now_mono=now_mono)
         if page.last:
             for known in self._state.known(up_to=int(page.resource_version)):
-                if known["metadata"]["name"] not in self._listing:
-                    self._state.forget(known, now=now)
+                if known["metadata"]["name"] not in self._listed:
+                    self._state.observe_deletion(known, now_mono=now_mono)
             self._is_synced = True
 
     @property
     def is_synced(self) -> bool:
-        """Whether all Leases are known."""
+        """Whether a whole list of the Leases was applied."""
         return self._is_synced
 
     @property
@@ -109,7 +109,7 @@ class Elector:
         return self._state.held
 
     def token(self, tenant: str) -> FencingToken | None:
-        """The right to begin a round of a tenant, where this replica has it."""
+        """The token to start a reconcile for a tenant; None if its shard is not held here, or is draining."""
         return self._state.token(self.shard(tenant))
 
     def shard(self, tenant: str) -> int:
@@ -118,18 +118,18 @@ class Elector:
 
     @contextmanager
     def working(self, token: FencingToken) -> Generator[None]:
-        """Work on the right of ``token``: it fences all writes, and when it is lost, work in progress is cut off.
+        """Run a reconcile with ``token``: every write checks it, and the reconcile is cancelled when the shard is lost.
 
-        Until the work is over, its shard is not given back.
+        The shard is not released before the context ends; in a draining shard that is after ``grace_s`` at the latest.
         """
-        scopes = self._rounds[token.shard]
+        scopes = self._scopes[token.shard]
         token.users += 1
         try:
             with anyio.CancelScope() as scope, fencing.holding(token):
                 scopes.add(scope)
                 yield
             if scope.cancelled_caught and token.is_valid:
-                log.warning("round_cut_off", shard=token.shard, epoch=token.epoch, grace_s=self._grace_s)
+                log.warning("reconcile_cancelled", shard=token.shard, epoch=token.epoch, grace_s=self._grace_s)
         finally:
             token.users -= 1
             scopes.discard(scope)
@@ -137,51 +137,51 @@ class Elector:
                 self._wake.set()
 
     def leave(self) -> None:
-        """Give back every shard as soon as no round of it is in progress, and take none any more."""
+        """Release each shard once no reconcile of it is in progress, and acquire none any more."""
         self._state.leave()
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep shards until ``leave`` was called and everything is given back.
+        """Join, and hold shards until ``leave`` was called and all are released.
 
-        To be called once the replica is able to work: from now on it is a member, and gets its share. When cancelled,
-        its Leases stay as they are, and others wait for their end.
+        Join only once caches are synced; otherwise this replica is allotted shards that it can't serve. When cancelled,
+        its Leases stay as they are, and other replicas wait until they expire.
         """
         self._state.begin()
         async with anyio.create_task_group() as requests:
             while not self._state.has_left:
                 self._wake = anyio.Event()
                 stamp = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                for request in self._state.due(now=self._clock(), stamp=stamp):
-                    requests.start_soon(self._carry_out, request)
-                self._limit_rounds()
-                await self._rest()
+                for request in self._state.due(now_mono=self._clock(), stamp=stamp):
+                    requests.start_soon(self._execute, request)
+                self._limit_draining()
+                await self._wait()
 
-    def _limit_rounds(self) -> None:
-        """Give rounds of shards that are to be given back their time of grace; no further ones begin there."""
+    def _limit_draining(self) -> None:
+        """Set the deadline of reconciles in draining shards, where no further ones start."""
         deadline = anyio.current_time() + self._grace_s
-        for shard in self._state.ending:
-            for scope in self._rounds.get(shard, ()):
+        for shard in self._state.draining:
+            for scope in self._scopes.get(shard, ()):
                 scope.deadline = min(scope.deadline, deadline)
 
-    async def _rest(self) -> None:
-        now = self._clock()
-        next_at = self._state.next_at(now)
-        with anyio.move_on_after(None if next_at is None else next_at - now):
+    async def _wait(self) -> None:
+        now_mono = self._clock()
+        next_due_mono = self._state.next_due_mono(now_mono)
+        with anyio.move_on_after(None if next_due_mono is None else next_due_mono - now_mono):
             await self._wake.wait()
 
-    async def _carry_out(self, request: LeaseRequest) -> None:
+    async def _execute(self, request: LeaseRequest) -> None:
         try:
             with anyio.fail_after(self._state.times.request_timeout_s):
                 await self._send(request)
         except (OperatorError, TimeoutError) as error:
             if not isinstance(error, ConflictError):
-                why = str(error) or "no answer in time"
-                log.warning("lease_failed", lease=request.name, action=request.action, error=why)
-            asked_s = error.retry_after_s if isinstance(error, TransientError) else None
-            self._state.failed(request, now=self._clock(), asked_s=asked_s or 0.0)
+                message = str(error) or "no answer in time"
+                log.warning("lease_request_failed", lease=request.name, action=request.action, error=message)
+            retry_after_s = error.retry_after_s if isinstance(error, TransientError) else None
+            self._state.failed(request, now_mono=self._clock(), retry_after_s=retry_after_s or 0.0)
         else:
-            self._state.done(request, now=self._clock())
+            self._state.done(request, now_mono=self._clock())
         self._wake.set()
 
     async def _send(self, request: LeaseRequest) -> None:
@@ -189,40 +189,40 @@ class Elector:
             if request.body is not None:
                 write = self._cluster.create if request.version is None else self._cluster.replace
                 stored = await write(LEASE, request.body)
-                self._state.observe(stored, now=self._clock())
-            elif request.of is not None:
-                key, version = Key(self._namespace, request.name), str(request.of.version)
-                await self._cluster.delete(LEASE, key, uid=request.of.uid, resource_version=version)
+                self._state.observe(stored, now_mono=self._clock())
+            elif request.lease is not None:
+                key, version = Key(self._namespace, request.name), str(request.lease.version)
+                await self._cluster.delete(LEASE, key, uid=request.lease.uid, resource_version=version)
         except (ConflictError, NotFoundError):
-            await self._look(request)
+            await self._refresh(request)
             raise
         if request.action == LeaseAction.ACQUIRE:
-            await self._look_at_all()
+            await self._refresh_all()
 
-    async def _look(self, request: LeaseRequest) -> None:
-        """Bring what is known of one Lease up to date."""
+    async def _refresh(self, request: LeaseRequest) -> None:
+        """Read the Lease of a request and observe it, or its absence."""
         live = await self._cluster.get(LEASE, Key(self._namespace, request.name))
-        now = self._clock()
+        now_mono = self._clock()
         if live is not None:
-            # Without its label no watch shows it, but it stands under our name: the next write labels it again.
+            # A Lease without its label is in no watch, but its name is ours: the next write restores the label.
             metadata = live["metadata"]
             metadata["labels"] = metadata.get("labels", {}) | {LABEL_ROLE: request.role.value}
-            self._state.observe(live, now=now)
+            self._state.observe(live, now_mono=now_mono)
             return
         for known in self._state.known():
             if known["metadata"]["name"] == request.name:
-                self._state.forget(known, now=now)
+                self._state.observe_deletion(known, now_mono=now_mono)
 
-    async def _look_at_all(self) -> None:
+    async def _refresh_all(self) -> None:
         async with aclosing(self._cluster.list(LEASE, namespace=self._namespace, labels=SELECTOR)) as pages:
             async for page in pages:
                 for obj in page.items:
-                    self._state.observe(obj, now=self._clock())
+                    self._state.observe(obj, now_mono=self._clock())
 
-    def _changed(self, shard: int, change: ShardTransition, epoch: int) -> None:
-        tell = log.warning if change in (ShardTransition.LOST, ShardTransition.LAPSED) else log.info
-        tell(f"shard_{change}", shard=shard, epoch=epoch, replica=self._state.me)
-        if change != ShardTransition.TAKEN:
-            for scope in self._rounds.pop(shard, ()):
+    def _changed(self, shard: int, transition: ShardTransition, epoch: int) -> None:
+        write = log.warning if transition in (ShardTransition.LOST, ShardTransition.LAPSED) else log.info
+        write(f"shard_{transition}", shard=shard, epoch=epoch, replica=self._state.identity)
+        if transition != ShardTransition.TAKEN:
+            for scope in self._scopes.pop(shard, ()):
                 scope.cancel()
-        self._on_change(shard, change)
+        self._on_change(shard, transition)

@@ -1,30 +1,31 @@
-"""Who works which shard, and until when: the rules of the Leases, in virtual time and without a network.
+"""Which replica holds which shard, and until when: leader election for each shard, by Leases.
 
-Every replica has a *membership* Lease, so that all see who is there, and every shard has a Lease of its own. Both are
-written by compare-and-set alone (a create, a replace with resourceVersion, a delete with preconditions), so of two
-replicas that want the same shard one gets it. One replica's :class:`ElectionState` keeps what it has seen of all
-Leases, says what to send (``due``), and is told how that went (``done``, ``failed``). ``shards.py`` does the sending.
+Every replica has a *membership* Lease, which tells the others that it runs, and every shard has a Lease of its own.
+Both are written by compare-and-set only (a create, a replace with resourceVersion, a delete with preconditions), so of
+two replicas that request the same shard one gets it. The :class:`ElectionState` of a replica stores all Leases as
+observed, returns the requests to send (``due``), and is given their results (``done``, ``failed``). ``elector`` sends
+them; nothing here does I/O, and clock and randomness are parameters.
 
-All deadlines count on the clock of the replica that uses them; clocks of two machines are never compared::
+All deadlines are in the time of the replica that uses them; clocks of two machines are never compared::
 
-    a renewal is sent at S, and seen by another replica at V > S
+    a renewal is sent at S, and observed by another replica at V > S
 
     holder:   S ---- may write ----> S + renew_deadline_s
-    others:     V ---- must not take ------------------------> V + duration_s
+    others:     V ---- must not acquire ---------------------> V + duration_s
 
 Guarantees
-    - *One holder.* A token ends ``renew_deadline_s`` after the last successful renewal was *sent*. Another replica
-      takes the shard ``duration_s`` after it *saw* that renewal at the earliest, and only if the Lease is still at the
-      version that it saw. So two holds of one shard never overlap while no clock runs faster than another by
-      ``duration_s / renew_deadline_s``.
-    - *A token never revives.* One that lapsed, even if nobody wanted it, is won again like any other: with a
-      compare-and-set, and ``leaseTransitions + 1`` as its epoch.
-    - *Back at once.* A Lease that provably is this replica's (found under its own name at the start, when the former
-      process of that name is dead; or last written by it) is taken without waiting for its end.
+    - *One holder.* A fencing token expires ``renew_deadline_s`` after the last successful renewal was *sent*. Another
+      replica acquires the shard no sooner than ``duration_s`` after it *observed* that renewal, and only if the Lease
+      is still at the version that it observed. So valid tokens of one shard never overlap, unless a clock runs faster
+      than another by a factor of ``duration_s / renew_deadline_s``.
+    - *A token never becomes valid again.* A shard whose token has expired is acquired anew, even by the same replica:
+      with a compare-and-set, and ``leaseTransitions + 1`` as the epoch of a new token.
+    - *No wait for one's own Lease.* A Lease that is provably this replica's (held under its own name at the start, when
+      the previous process of that name has ended; or last written by it) is acquired before it expires.
     - *Even shares.* With M members, each gets ``floor(N / M)`` or ``ceil(N / M)`` shards, and as few as possible move
-      (``targets``). Whoever has more than its share gives back, when no work of the shard is in progress any more.
-    - *One number of shards.* Replicas that divide the tenants differently never hold shards at the same time: a Lease
-      says of how many shards it is one, and nobody takes a shard while a Lease of another division is alive.
+      (``targets``). A replica with more than its share releases shards once no reconcile of them is in progress.
+    - *One number of shards.* Replicas with different values of ``--shards`` never hold shards at the same time: each
+      Lease has its writer's number of shards, and no shard is acquired while a Lease with another number is valid.
 
 Assumes that a replica's name is used by one process at a time.
 """
@@ -42,13 +43,13 @@ LABEL_ROLE: Final = f"{GROUP}/lease"
 """Label of every Lease of this operator; its value is a ``Role``."""
 
 ANNOTATION_SHARDS: Final = f"{GROUP}/shards"
-"""Into how many shards the writer of a Lease divides the tenants."""
+"""The number of shards that the writer of a Lease is set up with."""
 
 PREFIX: Final = "operator-app"
 
 
 class Role(StrEnum):
-    """What a Lease stands for."""
+    """The two kinds of Lease: of a shard, or of a replica's membership."""
 
     SHARD = "shard"
     REPLICA = "replica"
@@ -56,10 +57,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """The three times, in seconds; raises ``ValueError``, which names their flags, where they do not fit together.
+    """The three times of an election, in seconds. Raises ``ValueError``, which names their flags, if they don't fit.
 
-    A holder renews every ``retry_period_s``. At least two attempts fit between a renewal and the deadline, for each is
-    given ``request_timeout_s``.
+    A holder renews every ``retry_period_s``. At least two attempts of up to ``request_timeout_s`` each fit between a
+    renewal and the deadline.
     """
 
     duration_s: int = 15
@@ -80,13 +81,13 @@ class LeaseTimes:
 
     @property
     def request_timeout_s(self) -> float:
-        """Bound on each request about a Lease."""
+        """Timeout of each request about a Lease."""
         return (self.renew_deadline_s - self.retry_period_s) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What one of our Leases says. ``shard`` is None for a membership, ``holder`` None for a Lease that is free."""
+    """The fields of a Lease. ``shard`` is None for a membership, ``holder`` None for a Lease that is released."""
 
     name: str
     role: Role
@@ -110,9 +111,9 @@ def replica_lease_name(replica: str) -> str:
 
 
 def lease_of(obj: Object, times: LeaseTimes) -> Lease | None:
-    """Read a stored Lease; None where it is not one of ours.
+    """The fields of a stored Lease; None for a Lease that is not one of this operator's.
 
-    Whatever somebody has removed from it by hand is taken for what does least harm.
+    A field that somebody has removed by hand gets the default that can't lead to two holders.
     """
     metadata, spec = obj["metadata"], obj.get("spec") or {}
     name = metadata["name"]
@@ -139,28 +140,28 @@ def lease_of(obj: Object, times: LeaseTimes) -> Lease | None:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A Lease as it was last seen to change, at ``seen_at``. One that was deleted counts on until its time is over."""
+    """A Lease and when its last change was observed. A deleted Lease of a shard stays valid until it expires."""
 
     lease: Lease
     object: Object
-    seen_at: float
-    is_gone: bool = False
+    observed_mono: float
+    is_deleted: bool = False
 
     @property
-    def ends_at(self) -> float:
-        """From when on its holder counts as dead, unless it changes before."""
-        return self.seen_at + self.lease.duration_s
+    def expires_mono(self) -> float:
+        """When the Lease expires, unless another change is observed before."""
+        return self.observed_mono + self.lease.duration_s
 
-    def is_alive(self, now: float) -> bool:
-        """Whether its holder may still count on it."""
-        return self.lease.holder is not None and now < self.ends_at
+    def is_valid(self, now_mono: float) -> bool:
+        """Whether the Lease has a holder and has not expired."""
+        return self.lease.holder is not None and now_mono < self.expires_mono
 
 
 def targets(counts: Mapping[str, int], shards: int) -> dict[str, int]:
     """How many shards each member should have, given how many it has.
 
-    All get ``shards // members``; one more goes to those who have most already, so that as few shards as possible move.
-    Equal counts are told apart by name, so all members come to the same result.
+    Each gets ``shards // members``; the remainder goes to those with the most shards, so that as few as possible move.
+    Ties are broken by name, so all members compute the same result.
     """
     share, extra = divmod(shards, len(counts))
     order = sorted(counts, key=lambda name: (-counts[name], name))
@@ -168,355 +169,365 @@ def targets(counts: Mapping[str, int], shards: int) -> dict[str, int]:
 
 
 class ShardTransition(StrEnum):
-    """What happened to a shard, seen from one replica."""
+    """What happened to a shard of this replica; values of a metric label and of log event names."""
 
     TAKEN = "taken"
     RELEASED = "released"
     LOST = "lost"
-    """Somebody else has its Lease."""
+    """Its Lease was written or deleted by somebody else."""
     LAPSED = "lapsed"
-    """The deadline passed before a renewal succeeded."""
+    """The fencing token expired before a renewal succeeded."""
 
 
 class LeaseAction(StrEnum):
-    """What a request is for."""
+    """The purpose of a request."""
 
     JOIN = "join"
-    """Create or renew the membership."""
+    """Create or renew the membership Lease."""
     LEAVE = "leave"
-    """Remove the membership."""
-    ACQUIRE = "take"
-    """Win a shard. Whoever carries this out reads all Leases afterwards, before it is ``done``."""
+    """Delete the membership Lease."""
+    ACQUIRE = "acquire"
+    """Acquire a shard. Whoever sends this lists all Leases afterwards, before it calls ``done``."""
     RENEW = "renew"
     RELEASE = "release"
-    REMOVE = "clear"
-    """Remove a Lease that nobody needs any more."""
+    REMOVE = "remove"
+    """Delete a Lease of a replica that has ended, or of a shard that does not exist any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
     """One request about one Lease.
 
-    With a ``body`` it is a replace, or a create where the body has no resourceVersion; without one it is a delete of
-    exactly the version of ``of``.
+    With a ``body`` it is a replace, or a create if the body has no resourceVersion; without one it is a delete of
+    exactly the version of ``lease``.
     """
 
     action: LeaseAction
     name: str
-    sent_at: float
+    sent_mono: float
     shard: int = -1
     epoch: int = 0
     body: Object | None = None
-    of: Lease | None = None
+    lease: Lease | None = None
 
     @property
     def version(self) -> int | None:
-        """The version of the Lease that this is about; None for one that is to be created."""
+        """The resourceVersion that the request is conditional on; None for a create."""
         if self.body is None:
-            return None if self.of is None else self.of.version
+            return None if self.lease is None else self.lease.version
         version = self.body["metadata"].get("resourceVersion")
         return None if version is None else int(version)
 
     @property
     def role(self) -> Role:
-        """The role of the Lease that this is about."""
+        """The role of the request's Lease."""
         return Role.SHARD if self.name.startswith(f"{PREFIX}-{Role.SHARD}-") else Role.REPLICA
 
 
 class ElectionState:
-    """One replica's view of all Leases in ``namespace``, and what follows from it. Every method returns at once.
+    """All Leases in ``namespace`` as one replica has observed them, and its own shards. No method does any I/O.
 
-    ``tell`` hears of every change of a shard. ``clock`` is what holds are checked against; every ``now`` comes from it.
-    ``rand`` yields numbers in [0, 1).
+    ``on_change`` is called with shard, transition and epoch for every transition of a shard. Fencing tokens expire by
+    ``clock``; every ``now_mono`` is a value of it. ``rand`` gives numbers in [0, 1).
     """
 
     def __init__(
         self,
-        me: str,
+        identity: str,
         shards: int,
         times: LeaseTimes,
         *,
         namespace: str,
-        tell: Callable[[int, ShardTransition, int], None],
+        on_change: Callable[[int, ShardTransition, int], None],
         clock: Callable[[], float],
         rand: Callable[[], float],
     ) -> None:
-        self.me = me
+        self.identity = identity
         self.shards = shards
         self.times = times
         self._namespace = namespace
-        self._notify = tell
+        self._on_change = on_change
         self._clock = clock
         self._rand = rand
-        self._seen: dict[str, ObservedLease] = {}
+        self._observed: dict[str, ObservedLease] = {}
         self._tokens: dict[int, FencingToken] = {}
-        self._ending: set[int] = set()
-        """Shards that are held, get no new work, and are given back once the work in progress is over."""
-        self._returning: set[int] = set()
-        """Shards that are not held any more, whose Lease still says so."""
+        self._draining: set[int] = set()
+        """Shards that are held, start no new reconciles, and are released once those in progress have ended."""
+        self._releasing: set[int] = set()
+        """Shards whose token was ended here, while the stored Lease still has this replica as its holder."""
         self._epochs: dict[int, int] = {}
-        """The highest epoch that was seen, by shard."""
-        self._written: dict[int, int] = {}
-        """The last epoch that this replica has written, or tried to, by shard."""
-        self._underway: dict[str, LeaseRequest] = {}
-        self._not_before: dict[str, float] = {}
+        """The highest epoch that was observed, by shard."""
+        self._written_epochs: dict[int, int] = {}
+        """The epoch that this replica wrote last, or tried to write, by shard."""
+        self._in_flight: dict[str, LeaseRequest] = {}
+        self._not_before_mono: dict[str, float] = {}
         self._has_begun = False
         self._is_leaving = False
 
-    # --- what is known -------------------------------------------------------------------------------------------
+    # --- observed Leases ----------------------------------------------------------------------------------------
 
-    def observe(self, obj: Object, *, now: float) -> None:
-        """Take over a Lease as stored, from a list, a watch, or an answer; older versions are no news."""
+    def observe(self, obj: Object, *, now_mono: float) -> None:
+        """Store a Lease from a list, a watch or an answer, unless a newer version of it is stored.
+
+        Ends this replica's token (``LOST``) if the Lease of its shard has another holder or epoch.
+        """
         lease = lease_of(obj, self.times)
         if lease is None:
             return
-        known = self._seen.get(lease.name)
+        known = self._observed.get(lease.name)
         if known is not None and known.lease.version >= lease.version:
             return
-        self._seen[lease.name] = ObservedLease(lease, obj, now)
+        self._observed[lease.name] = ObservedLease(lease, obj, now_mono)
         if lease.shard is None:
             return
         self._epochs[lease.shard] = max(lease.epoch, self._epochs.get(lease.shard, 0))
         token = self._tokens.get(lease.shard)
-        if token is not None and (lease.holder, lease.epoch) != (self.me, token.epoch):
-            self._end(token.shard, ShardTransition.LOST)
+        if token is not None and (lease.holder, lease.epoch) != (self.identity, token.epoch):
+            self._end_token(token.shard, ShardTransition.LOST)
 
-    def forget(self, obj: Object, *, now: float) -> None:
-        """Take over that a Lease is gone; ``obj`` is its last state.
+    def observe_deletion(self, obj: Object, *, now_mono: float) -> None:
+        """Store that a Lease was deleted; ``obj`` is its last state.
 
-        A shard whose Lease was deleted under its holder is not free before that holder's time is over.
+        If a valid Lease of a shard is deleted, nobody acquires the shard before that Lease would have expired.
         """
         lease = lease_of(obj, self.times)
-        known = None if lease is None else self._seen.get(lease.name)
+        known = None if lease is None else self._observed.get(lease.name)
         if known is None or lease is None or known.lease.version > lease.version:
             return
         if lease.shard is None:
-            del self._seen[lease.name]
-            self._not_before.pop(lease.name, None)
+            del self._observed[lease.name]
+            self._not_before_mono.pop(lease.name, None)
             return
-        self._seen[lease.name] = replace(known, is_gone=True)
+        self._observed[lease.name] = replace(known, is_deleted=True)
         if lease.shard in self._tokens:
-            self._end(lease.shard, ShardTransition.LOST)
-        elif not known.is_alive(now):
-            del self._seen[lease.name]
+            self._end_token(lease.shard, ShardTransition.LOST)
+        elif not known.is_valid(now_mono):
+            del self._observed[lease.name]
 
     def known(self, *, up_to: int | None = None) -> list[Object]:
-        """The Leases that exist, for all that is known; with ``up_to`` only those of that version or an older one."""
+        """The stored Leases that exist; with ``up_to`` only those of that resourceVersion or an older one."""
         return [
             observed.object
-            for observed in self._seen.values()
-            if not observed.is_gone and (up_to is None or observed.lease.version <= up_to)
+            for observed in self._observed.values()
+            if not observed.is_deleted and (up_to is None or observed.lease.version <= up_to)
         ]
 
     def token(self, shard: int) -> FencingToken | None:
-        """The right to begin work of a shard, where this replica has it."""
+        """The token to start a reconcile in a shard; None if the shard is not held here, or is draining."""
         token = self._tokens.get(shard)
-        return token if token is not None and shard not in self._ending and token.is_valid else None
+        return token if token is not None and shard not in self._draining and token.is_valid else None
 
     @property
     def held(self) -> tuple[int, ...]:
-        """The shards that this replica holds, in the order in which it took them."""
+        """The shards that this replica holds, in the order in which it acquired them."""
         return tuple(self._tokens)
 
     @property
-    def ending(self) -> tuple[int, ...]:
-        """The shards that are held, get no new work, and are given back once the work in progress is over."""
-        return tuple(self._ending)
+    def draining(self) -> tuple[int, ...]:
+        """The shards that are held, start no new reconciles, and are released once those in progress have ended."""
+        return tuple(self._draining)
 
     def is_idle(self, shard: int) -> bool:
-        """Whether a shard is to be given back and nothing keeps it any more."""
+        """Whether a draining shard has no reconciles in progress any more."""
         token = self._tokens.get(shard)
-        return token is not None and shard in self._ending and token.users == 0
+        return token is not None and shard in self._draining and token.users == 0
 
-    # --- what to do ----------------------------------------------------------------------------------------------
+    # --- joining, leaving and requests --------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """All Leases are known for the first time, and this replica is able to work.
+        """Join, once all Leases are observed and this replica can reconcile.
 
-        What stands under its own name now is of its former life, which is over.
+        Shards that are held under its name at this moment were held by the previous process of that name, which has
+        ended; they are acquired without waiting.
         """
         self._has_begun = True
-        for observed in self._seen.values():
-            if observed.lease.shard is not None and observed.lease.holder == self.me:
-                self._written[observed.lease.shard] = observed.lease.epoch
+        for observed in self._observed.values():
+            if observed.lease.shard is not None and observed.lease.holder == self.identity:
+                self._written_epochs[observed.lease.shard] = observed.lease.epoch
 
     def leave(self) -> None:
-        """Give back everything, in order, and take nothing any more."""
+        """Release every shard as its reconciles end, delete the membership, and acquire nothing any more."""
         self._is_leaving = True
-        self._ending |= set(self._tokens)
-        self._not_before.pop(replica_lease_name(self.me), None)
+        self._draining |= set(self._tokens)
+        self._not_before_mono.pop(replica_lease_name(self.identity), None)
 
     @property
     def has_left(self) -> bool:
-        """Whether everything was given back after ``leave``."""
-        is_member = self._has_begun and replica_lease_name(self.me) in self._seen
-        return self._is_leaving and not (self._tokens or self._returning or self._underway or is_member)
+        """Whether, after ``leave``, all shards are released and the membership is deleted."""
+        is_member = self._has_begun and replica_lease_name(self.identity) in self._observed
+        return self._is_leaving and not (self._tokens or self._releasing or self._in_flight or is_member)
 
-    def due(self, *, now: float, stamp: str) -> list[LeaseRequest]:
-        """What is to be sent now; each request is to be answered by ``done`` or ``failed``.
+    def due(self, *, now_mono: float, stamp: str) -> list[LeaseRequest]:
+        """The requests to send at ``now_mono``; each is to be followed by a call of ``done`` or ``failed``.
 
-        ``stamp`` is the time of day as a ``MicroTime``; it is written for people and never read.
+        ``stamp`` is the time of day as a ``MicroTime``; it is written into Leases for people and never read.
         """
-        for shard in [shard for shard, token in self._tokens.items() if token.until <= now]:
-            self._end(shard, ShardTransition.LAPSED)
+        for shard in [shard for shard, token in self._tokens.items() if token.until <= now_mono]:
+            self._end_token(shard, ShardTransition.LAPSED)
         if not self._has_begun:
             return []
         requests = []
-        for request in self._wanted(now, stamp):
-            # Entered at once: what comes next must know that this Lease is being written.
-            self._underway[request.name] = request
+        for request in self._requests_due(now_mono, stamp):
+            # Stored at once: the requests that follow depend on it.
+            self._in_flight[request.name] = request
             requests.append(request)
         return requests
 
-    def next_at(self, now: float) -> float | None:
-        """When ``due`` is to be asked again at the latest, if nothing happens before."""
-        moments = [at for name, at in self._not_before.items() if name not in self._underway]
+    def next_due_mono(self, now_mono: float) -> float | None:
+        """When ``due`` has to be called again at the latest; None if only another event can change anything."""
+        moments = [at for name, at in self._not_before_mono.items() if name not in self._in_flight]
         moments += [token.until for token in self._tokens.values()]
-        moments += [observed.ends_at for observed in self._seen.values() if observed.lease.holder is not None]
-        return min((at for at in moments if at > now), default=None)
+        moments += [observed.expires_mono for observed in self._observed.values() if observed.lease.holder is not None]
+        return min((at for at in moments if at > now_mono), default=None)
 
-    def done(self, request: LeaseRequest, *, now: float) -> None:
-        """An request succeeded, and what the API server stored was observed."""
-        del self._underway[request.name]
-        self._not_before[request.name] = request.sent_at + self.times.retry_period_s
+    def done(self, request: LeaseRequest, *, now_mono: float) -> None:
+        """A request succeeded, and the Lease that the API server stored was observed."""
+        del self._in_flight[request.name]
+        self._not_before_mono[request.name] = request.sent_mono + self.times.retry_period_s
         match request.action:
             case LeaseAction.ACQUIRE:
-                self._taken(request, now)
+                self._acquired(request, now_mono)
             case LeaseAction.RENEW:
                 token = self._tokens.get(request.shard)
-                # An answer that comes too late changes nothing: the token has lapsed, whether or not that was told yet.
-                if token is not None and token.epoch == request.epoch and now < token.until:
-                    token.extend(request.sent_at + self.times.renew_deadline_s)
+                # An answer after the deadline changes nothing: the token has expired, reported as LAPSED or not yet.
+                if token is not None and token.epoch == request.epoch and now_mono < token.until:
+                    token.extend(request.sent_mono + self.times.renew_deadline_s)
             case LeaseAction.RELEASE:
-                self._returning.discard(request.shard)
-                # Two divisions that make way for each other must not meet again at the same moment.
-                self._not_before[request.name] = now + self.times.retry_period_s * self._rand()
+                self._releasing.discard(request.shard)
+                # Replicas with different numbers of shards that release for each other must not retry in step.
+                self._not_before_mono[request.name] = now_mono + self.times.retry_period_s * self._rand()
             case LeaseAction.LEAVE | LeaseAction.REMOVE:
-                self._seen.pop(request.name, None)
-                del self._not_before[request.name]
+                self._observed.pop(request.name, None)
+                del self._not_before_mono[request.name]
             case LeaseAction.JOIN if self._is_leaving:
-                del self._not_before[request.name]
+                del self._not_before_mono[request.name]
             case LeaseAction.JOIN:
                 pass
 
-    def failed(self, request: LeaseRequest, *, now: float, asked_s: float = 0.0) -> None:
-        """An request failed, or its answer was lost. A Lease that had moved on is to be observed before this is told.
+    def failed(self, request: LeaseRequest, *, now_mono: float, retry_after_s: float = 0.0) -> None:
+        """A request failed, or its answer was lost. After a conflict, observe the stored Lease before this call.
 
-        ``asked_s`` is how long the API server asked us to wait. Nothing depends on a take yet, so it waits that long.
+        ``retry_after_s`` is what the API server requested, in seconds. Only ``ACQUIRE`` waits that long, up to
+        ``duration_s``: no token depends on it yet.
         """
-        del self._underway[request.name]
+        del self._in_flight[request.name]
         is_outdated = self._version(request.name) != request.version
         if request.action == LeaseAction.ACQUIRE:
-            now += min(asked_s, self.times.duration_s)
-            # Where the write went well and the list behind it did not, the version was moved by our own hand.
-            is_outdated = is_outdated and not self._is_provably_mine(request.shard)
-        self._not_before[request.name] = now if is_outdated else max(now, request.sent_at + self.times.retry_period_s)
+            now_mono += min(retry_after_s, self.times.duration_s)
+            # If the write succeeded and the list after it failed, the new version is our own.
+            is_outdated = is_outdated and not self._is_written_by_us(request.shard)
+        self._not_before_mono[request.name] = (
+            now_mono if is_outdated else max(now_mono, request.sent_mono + self.times.retry_period_s)
+        )
 
-    # --- requests -------------------------------------------------------------------------------------------------
+    # --- requests by purpose -------------------------------------------------------------------------------------
 
-    def _wanted(self, now: float, stamp: str) -> Iterator[LeaseRequest]:
-        yield from self._membership(now, stamp)
-        yield from self._renewals(now, stamp)
-        yield from self._returns(now, stamp)
+    def _requests_due(self, now_mono: float, stamp: str) -> Iterator[LeaseRequest]:
+        yield from self._membership(now_mono, stamp)
+        yield from self._renewals(now_mono, stamp)
+        yield from self._releases(now_mono, stamp)
         if not self._is_leaving:
-            yield from self._acquisitions(now, stamp)
-            yield from self._removals(now)
+            yield from self._acquisitions(now_mono, stamp)
+            yield from self._removals(now_mono)
 
-    def _is_free_to_send(self, name: str, now: float) -> bool:
-        return name not in self._underway and self._not_before.get(name, now) <= now
+    def _may_send(self, name: str, now_mono: float) -> bool:
+        return name not in self._in_flight and self._not_before_mono.get(name, now_mono) <= now_mono
 
-    def _membership(self, now: float, stamp: str) -> Iterator[LeaseRequest]:
-        name = replica_lease_name(self.me)
-        if not self._is_free_to_send(name, now):
+    def _membership(self, now_mono: float, stamp: str) -> Iterator[LeaseRequest]:
+        name = replica_lease_name(self.identity)
+        if not self._may_send(name, now_mono):
             return
         if not self._is_leaving:
-            yield LeaseRequest(LeaseAction.JOIN, name, now, body=self._body(name, Role.REPLICA, stamp, holder=self.me))
-        elif name in self._seen:
-            yield LeaseRequest(LeaseAction.LEAVE, name, now, of=self._seen[name].lease)
+            yield LeaseRequest(
+                LeaseAction.JOIN, name, now_mono, body=self._body(name, Role.REPLICA, stamp, holder=self.identity)
+            )
+        elif name in self._observed:
+            yield LeaseRequest(LeaseAction.LEAVE, name, now_mono, lease=self._observed[name].lease)
 
-    def _renewals(self, now: float, stamp: str) -> Iterator[LeaseRequest]:
+    def _renewals(self, now_mono: float, stamp: str) -> Iterator[LeaseRequest]:
         for shard, token in self._tokens.items():
             name = shard_lease_name(shard)
-            if self._is_free_to_send(name, now) and not self.is_idle(shard):
-                yield self._shard_request(LeaseAction.RENEW, shard, token.epoch, now, stamp)
+            if self._may_send(name, now_mono) and not self.is_idle(shard):
+                yield self._shard_request(LeaseAction.RENEW, shard, token.epoch, now_mono, stamp)
 
-    def _returns(self, now: float, stamp: str) -> Iterator[LeaseRequest]:
-        for shard in [each for each in self._ending if self.is_idle(each)]:
-            self._end(shard, ShardTransition.RELEASED)
-            self._returning.add(shard)
-            self._not_before.pop(shard_lease_name(shard), None)
-        for shard in sorted(self._returning):
+    def _releases(self, now_mono: float, stamp: str) -> Iterator[LeaseRequest]:
+        for shard in [each for each in self._draining if self.is_idle(each)]:
+            self._end_token(shard, ShardTransition.RELEASED)
+            self._releasing.add(shard)
+            self._not_before_mono.pop(shard_lease_name(shard), None)
+        for shard in sorted(self._releasing):
             name = shard_lease_name(shard)
-            if name in self._underway:
+            if name in self._in_flight:
                 continue
-            if not self._is_provably_mine(shard):
-                self._returning.discard(shard)
-            elif self._is_free_to_send(name, now):
-                yield self._shard_request(LeaseAction.RELEASE, shard, self._written[shard], now, stamp)
+            if not self._is_written_by_us(shard):
+                self._releasing.discard(shard)
+            elif self._may_send(name, now_mono):
+                yield self._shard_request(LeaseAction.RELEASE, shard, self._written_epochs[shard], now_mono, stamp)
 
-    def _acquisitions(self, now: float, stamp: str) -> Iterator[LeaseRequest]:
-        counts = dict.fromkeys(self._members(now), 0)
+    def _acquisitions(self, now_mono: float, stamp: str) -> Iterator[LeaseRequest]:
+        counts = dict.fromkeys(self._members(now_mono), 0)
         free = []
         for shard in range(self.shards):
             name = shard_lease_name(shard)
-            observed = self._seen.get(name)
-            if shard in self._tokens or name in self._underway or shard in self._returning:
-                counts[self.me] += shard not in self._ending and shard not in self._returning
-            elif observed is None or not observed.is_alive(now) or self._is_provably_mine(shard):
+            observed = self._observed.get(name)
+            if shard in self._tokens or name in self._in_flight or shard in self._releasing:
+                counts[self.identity] += shard not in self._draining and shard not in self._releasing
+            elif observed is None or not observed.is_valid(now_mono) or self._is_written_by_us(shard):
                 free.append(shard)
-            elif observed.lease.holder in counts and observed.lease.holder != self.me:
+            elif observed.lease.holder in counts and observed.lease.holder != self.identity:
                 counts[observed.lease.holder] += 1
-        spare = counts[self.me] - targets(counts, self.shards)[self.me]
-        if spare > 0:
-            # The shards that this replica bids least for: the others are the ones it would take again.
-            kept = sorted(set(self._tokens) - self._ending, key=lambda shard: bid(self.me, shard))
-            self._ending.update(kept[:spare])
-            yield from self._returns(now, stamp)
-        elif spare < 0 and not self._is_another_division_alive(now):
-            free.sort(key=lambda shard: bid(self.me, shard), reverse=True)
-            for shard in free[:-spare]:
-                if self._is_free_to_send(shard_lease_name(shard), now):
-                    yield self._acquire(shard, now, stamp)
+        surplus = counts[self.identity] - targets(counts, self.shards)[self.identity]
+        if surplus > 0:
+            # The shards with this replica's lowest bids: those with its highest are the ones it would acquire again.
+            lowest_bids = sorted(set(self._tokens) - self._draining, key=lambda shard: bid(self.identity, shard))
+            self._draining.update(lowest_bids[:surplus])
+            yield from self._releases(now_mono, stamp)
+        elif surplus < 0 and not self._is_another_shard_count_in_use(now_mono):
+            free.sort(key=lambda shard: bid(self.identity, shard), reverse=True)
+            for shard in free[:-surplus]:
+                if self._may_send(shard_lease_name(shard), now_mono):
+                    yield self._acquire(shard, now_mono, stamp)
 
-    def _acquire(self, shard: int, now: float, stamp: str) -> LeaseRequest:
+    def _acquire(self, shard: int, now_mono: float, stamp: str) -> LeaseRequest:
         epoch = self._epochs.get(shard, -1) + 1
-        self._written[shard] = epoch
-        return self._shard_request(LeaseAction.ACQUIRE, shard, epoch, now, stamp)
+        self._written_epochs[shard] = epoch
+        return self._shard_request(LeaseAction.ACQUIRE, shard, epoch, now_mono, stamp)
 
-    def _taken(self, request: LeaseRequest, now: float) -> None:
-        until = request.sent_at + self.times.renew_deadline_s
-        if not self._is_provably_mine(request.shard) or until <= now:
+    def _acquired(self, request: LeaseRequest, now_mono: float) -> None:
+        until = request.sent_mono + self.times.renew_deadline_s
+        if not self._is_written_by_us(request.shard) or until <= now_mono:
             return
-        if self._is_leaving or self._is_another_division_alive(now):
-            self._returning.add(request.shard)
-            self._not_before[request.name] = now
+        if self._is_leaving or self._is_another_shard_count_in_use(now_mono):
+            self._releasing.add(request.shard)
+            self._not_before_mono[request.name] = now_mono
             return
         self._tokens[request.shard] = FencingToken(request.shard, request.epoch, until=until, clock=self._clock)
-        self._notify(request.shard, ShardTransition.TAKEN, request.epoch)
+        self._on_change(request.shard, ShardTransition.TAKEN, request.epoch)
 
-    def _removals(self, now: float) -> Iterator[LeaseRequest]:
-        """Whoever holds the first shard removes Leases of the dead and of shards that are no more."""
+    def _removals(self, now_mono: float) -> Iterator[LeaseRequest]:
+        """The holder of shard 0 deletes expired memberships, and Leases of shards that do not exist any more."""
         if self.token(0) is None:
             return
-        for observed in list(self._seen.values()):
+        for observed in list(self._observed.values()):
             lease = observed.lease
             is_needed = lease.shard is not None and lease.shard < self.shards
-            if not (is_needed or observed.is_alive(now) or observed.is_gone) and self._is_free_to_send(lease.name, now):
-                yield LeaseRequest(LeaseAction.REMOVE, lease.name, now, of=lease)
+            is_obsolete = not (is_needed or observed.is_valid(now_mono) or observed.is_deleted)
+            if is_obsolete and self._may_send(lease.name, now_mono):
+                yield LeaseRequest(LeaseAction.REMOVE, lease.name, now_mono, lease=lease)
 
-    def _shard_request(self, action: LeaseAction, shard: int, epoch: int, now: float, stamp: str) -> LeaseRequest:
-        holder = None if action == LeaseAction.RELEASE else self.me
+    def _shard_request(self, action: LeaseAction, shard: int, epoch: int, now_mono: float, stamp: str) -> LeaseRequest:
+        holder = None if action == LeaseAction.RELEASE else self.identity
         body = self._body(
             shard_lease_name(shard), Role.SHARD, stamp, holder=holder, epoch=epoch, is_new=action == LeaseAction.ACQUIRE
         )
-        return LeaseRequest(action, shard_lease_name(shard), now, shard, epoch, body)
+        return LeaseRequest(action, shard_lease_name(shard), now_mono, shard, epoch, body)
 
     def _body(
         self, name: str, role: Role, stamp: str, *, holder: str | None, epoch: int = 0, is_new: bool = False
     ) -> Object:
-        """A whole Lease; what others have added to the stored one stays."""
-        observed = self._seen.get(name)
-        known: Object = {} if observed is None or observed.is_gone else observed.object
+        """A whole Lease; fields that others have added to the stored one stay."""
+        observed = self._observed.get(name)
+        known: Object = {} if observed is None or observed.is_deleted else observed.object
         metadata = {key: value for key, value in known.get("metadata", {}).items() if key != "managedFields"}
         spec = {key: value for key, value in known.get("spec", {}).items() if key != "holderIdentity"}
         metadata |= {
@@ -532,43 +543,43 @@ class ElectionState:
             spec["acquireTime"] = stamp
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec}
 
-    # --- condition_specs ----------------------------------------------------------------------------------------------
+    # --- what follows from the observed Leases ------------------------------------------------------------------
 
-    def _end(self, shard: int, change: ShardTransition) -> None:
+    def _end_token(self, shard: int, transition: ShardTransition) -> None:
         token = self._tokens.pop(shard)
         token.end()
-        self._ending.discard(shard)
-        self._notify(shard, change, token.epoch)
+        self._draining.discard(shard)
+        self._on_change(shard, transition, token.epoch)
 
-    def _members(self, now: float) -> Collection[str]:
-        """Every replica that is alive and divides the tenants as this one does."""
-        return {self.me} | {
+    def _members(self, now_mono: float) -> Collection[str]:
+        """Every replica with a valid membership and the same number of shards, and this one."""
+        return {self.identity} | {
             observed.lease.holder
-            for observed in self._seen.values()
+            for observed in self._observed.values()
             if observed.lease.role == Role.REPLICA
             and observed.lease.holder is not None
             and observed.lease.shards == self.shards
-            and observed.is_alive(now)
+            and observed.is_valid(now_mono)
         }
 
-    def _is_provably_mine(self, shard: int) -> bool:
-        """Whether the Lease of a shard says what only this very replica can have written."""
-        observed = self._seen.get(shard_lease_name(shard))
+    def _is_written_by_us(self, shard: int) -> bool:
+        """Whether the Lease of a shard has the holder and epoch that only this replica can have written."""
+        observed = self._observed.get(shard_lease_name(shard))
         return observed is not None and (observed.lease.holder, observed.lease.epoch) == (
-            self.me,
-            self._written.get(shard),
+            self.identity,
+            self._written_epochs.get(shard),
         )
 
-    def _is_another_division_alive(self, now: float) -> bool:
+    def _is_another_shard_count_in_use(self, now_mono: float) -> bool:
         return any(
             observed.lease.role == Role.SHARD
             and observed.lease.shards != self.shards
-            and observed.lease.holder != self.me
-            and observed.is_alive(now)
-            for observed in self._seen.values()
+            and observed.lease.holder != self.identity
+            and observed.is_valid(now_mono)
+            for observed in self._observed.values()
         )
 
     def _version(self, name: str) -> int | None:
-        """The version of a Lease as stored, for all that is known; None where there is none."""
-        observed = self._seen.get(name)
-        return None if observed is None or observed.is_gone else observed.lease.version
+        """The observed resourceVersion of a Lease; None if there is no such Lease."""
+        observed = self._observed.get(name)
+        return None if observed is None or observed.is_deleted else observed.lease.version

@@ -19,7 +19,8 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
 from operator_app.reconcile import Reconciler
-from operator_app.registration.backoff import Backoff, CircuitBreaker
+from operator_app.registration.backoff import Backoff
+from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries

@@ -1,8 +1,8 @@
-"""Several replicas under load while some are killed and stopped, checked by the API server's audit log.
+"""Several replicas under load while some are killed or stopped, and checks of the API server's audit log.
 
-The checks compare resourceVersions, which order all writes of a cluster: the versions of a Lease say who held a shard
-between two of them, and the User-Agent of a write names its replica. So a write out of order is found however small the
-overlap was, and no clock is needed. Times are only used for how long users waited.
+The checks rely on resourceVersions, which order all writes of a cluster: the versions of a Lease say which replica held
+a shard between two of them, and the User-Agent says which replica wrote an object. So a write out of order is found
+however short an overlap was, without any clock. Times are used only for how long users waited.
 """
 
 import bisect
@@ -28,13 +28,13 @@ from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.proxies import OPERATOR_USER, a_proxy, holds, wait_reconciled
 
 SUCCESS: Final = range(200, 300)
-OBSERVATION: Final = "failover.test/edit"
-"""The annotation of a Service by which an edit is recognised."""
+EDIT_ANNOTATION: Final = "failover.test/edit"
+"""The annotation of a Service that has the number of the last edit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """From the version ``since`` on, ``replica`` (None: nobody) held the shard, in ``epoch``."""
+    """From resourceVersion ``since`` on, ``replica`` (None: nobody) held the shard, in ``epoch``."""
 
     since: int
     replica: str | None
@@ -42,12 +42,12 @@ class Tenure:
 
 
 def replica_of(entry: AuditEntry) -> str:
-    """Which replica sent a request."""
+    """The name of the replica that sent a request."""
     return entry.user_agent.partition("/")[2]
 
 
 def tenures(entries: Iterable[AuditEntry], shards: int) -> dict[int, list[Tenure]]:
-    """Who held each shard, from the writes of its Lease that succeeded."""
+    """Who held each shard, in order, by the successful writes of its Lease."""
     numbers = {shard_lease_name(shard): shard for shard in range(shards)}
     found: dict[int, list[Tenure]] = {shard: [] for shard in numbers.values()}
     for each in entries:
@@ -62,18 +62,20 @@ def tenures(entries: Iterable[AuditEntry], shards: int) -> dict[int, list[Tenure
 
 
 def out_of_order(entries: Sequence[AuditEntry], shards: int, namespaces: Iterable[str]) -> list[str]:
-    """Every stored change of an object in ``namespaces``, or of their records, by a replica that did not hold it."""
-    held = tenures(entries, shards)
-    uids = {}
+    """Every write of an object in ``namespaces``, or of their entries, by a replica that did not hold the shard."""
+    history = tenures(entries, shards)
+    namespaces_of_records = {}
     for each in entries:
         if each.resource == PROXY_REGISTRATION.plural and each.request and "spec" in each.request:
-            uids[each.name] = each.request["spec"]["proxy"]["namespace"]
+            namespaces_of_records[each.name] = each.request["spec"]["proxy"]["namespace"]
     wanted, found = frozenset(namespaces), []
     for each in entries:
-        tenant = uids.get(each.name, "") if each.resource == PROXY_REGISTRATION.plural else each.namespace
+        tenant = (
+            namespaces_of_records.get(each.name, "") if each.resource == PROXY_REGISTRATION.plural else each.namespace
+        )
         if tenant not in wanted or each.code not in SUCCESS or not each.resource_version or not each.is_write:
             continue
-        shard = held[shard_of(tenant, shards)]
+        shard = history[shard_of(tenant, shards)]
         before = bisect.bisect_right(shard, int(each.resource_version), key=lambda tenure: tenure.since)
         holder = shard[before - 1] if before else None
         if holder is None or holder.replica != replica_of(each):
@@ -82,19 +84,19 @@ def out_of_order(entries: Sequence[AuditEntry], shards: int, namespaces: Iterabl
 
 
 def epochs_out_of_order(entries: Iterable[AuditEntry], shards: int) -> list[str]:
-    """Every change of the holder that did not raise the epoch, and every epoch that went back."""
+    """Every change of holder that did not increase the epoch, and every epoch that decreased."""
     found = []
     for shard, history in tenures(entries, shards).items():
         for before, after in itertools.pairwise(history):
-            is_new_holder = after.replica is not None and after.replica != before.replica
-            if after.epoch < before.epoch + is_new_holder:
+            is_handover = after.replica is not None and after.replica != before.replica
+            if after.epoch < before.epoch + is_handover:
                 found.append(f"shard {shard}: {before} and then {after}")
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A user's edit: when it was asked for, and the generation that it made."""
+    """A user's edit: when it was requested, and the generation that it made."""
 
     key: Key
     generation: int
@@ -103,7 +105,7 @@ class Edit:
 
 @dataclass
 class Load:
-    """Users who edit their proxies again and again, an annotation of the Service each time."""
+    """Users who edit proxies all the time, by an annotation of their Services."""
 
     admin: Kube
     keys: Sequence[Key]
@@ -115,7 +117,7 @@ class Load:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Edit as long as the block lasts. Raises ``AssertionError`` when an edit failed."""
+        """Edit for as long as the context lasts. Raises ``AssertionError`` if an edit failed."""
         thread = threading.Thread(target=self._run, name="load")
         thread.start()
         try:
@@ -126,49 +128,49 @@ class Load:
         assert self.failures == []
 
     def _run(self) -> None:
-        chance = random.Random(1)  # noqa: S311 - the same load every time
+        rand = random.Random(1)  # noqa: S311 - reproducible
         while not self._stop.wait(self.interval_s):
-            key, mark = chance.choice(self.keys), str(len(self.edits))
-            begun_at = datetime.now(UTC)
+            key, mark = rand.choice(self.keys), str(len(self.edits))
+            started_at = datetime.now(UTC)
             try:
-                edit = {"spec": {"service": {"annotations": {OBSERVATION: mark}}}}
+                edit = {"spec": {"service": {"annotations": {EDIT_ANNOTATION: mark}}}}
                 stored = self.admin.patch(ENVOY_PROXY, key, edit)
             except KubeError as error:
                 self.failures.append(str(error))
                 return
-            self.edits.append(Edit(key, stored["metadata"]["generation"], begun_at))
+            self.edits.append(Edit(key, stored["metadata"]["generation"], started_at))
             self.last[key] = mark
 
     def lost(self) -> list[str]:
-        """The proxies whose Service does not have the latest edit."""
+        """The proxies whose Services lack the last edit."""
         found = []
         for key, mark in self.last.items():
             annotations = self.admin.get(SERVICE, child_key(key))["metadata"].get("annotations", {})
-            if annotations.get(OBSERVATION) != mark:
-                found.append(f"{key}: {annotations.get(OBSERVATION)} instead of {mark}")
+            if annotations.get(EDIT_ANNOTATION) != mark:
+                found.append(f"{key}: {annotations.get(EDIT_ANNOTATION)} instead of {mark}")
         return found
 
 
 def waits(entries: Iterable[AuditEntry], edits: Iterable[Edit]) -> list[tuple[Edit, timedelta]]:
-    """How long each edit waited until a status confirmed it, or a later one of the same proxy."""
-    served: defaultdict[Key, list[tuple[datetime, int]]] = defaultdict(list)
+    """The time from each edit to the first status write that confirms it or a later edit of the same proxy."""
+    confirmed: defaultdict[Key, list[tuple[datetime, int]]] = defaultdict(list)
     confirms = holds("Reconciled", generation=0)
     for each in entries:
         is_status = each.resource == ENVOY_PROXY.plural and each.subresource == "status" and each.code == 200
         if is_status and each.request and confirms(each.request):
             generation = each.request["status"]["observedGeneration"]
-            served[Key(each.namespace, each.name)].append((each.received_at, generation))
+            confirmed[Key(each.namespace, each.name)].append((each.received_at, generation))
     found = []
     for edit in edits:
-        moments = [at for at, generation in served[edit.key] if generation >= edit.generation and at >= edit.at]
-        assert moments, f"{edit} was never served"
+        moments = [at for at, generation in confirmed[edit.key] if generation >= edit.generation and at >= edit.at]
+        assert moments, f"{edit} was never confirmed"
         found.append((edit, min(moments) - edit.at))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Disruption:
-    """What was done to a replica, and when."""
+    """What was done to a replica, when, and which shards it held."""
 
     what: str
     replica: str
@@ -178,7 +180,7 @@ class Disruption:
 
 
 class Fleet:
-    """Replicas of one operator, with proxies of many tenants to serve."""
+    """Replicas of one operator, and proxies of many tenants."""
 
     def __init__(
         self, admin: Kube, audit: AuditLog, replicas: Sequence[OperatorProcess], flags: Sequence[str], *, shards: int
@@ -202,7 +204,7 @@ class Fleet:
         self.wait_held(lambda holders: len(set(holders.values())) == min(len(self.replicas), self.shards))
 
     def populate(self, tag: str, *, tenants: int, proxies: int) -> None:
-        """Make proxies without Pods in many namespaces, and wait until all of them are reconciled."""
+        """Create proxies without Pods in many namespaces, and wait until all of them are reconciled."""
         for tenant in range(tenants):
             name = f"{tag}-{tenant}"
             self.admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -214,7 +216,7 @@ class Fleet:
             wait_reconciled(self.admin, key)
 
     def holders(self) -> dict[int, str]:
-        """Who holds which shard, by the Leases."""
+        """The holders by shard, from the Leases."""
         found = {}
         for shard in range(self.shards):
             lease = self.admin.find(LEASE, Key(OPERATOR_NAMESPACE, shard_lease_name(shard)))
@@ -224,30 +226,30 @@ class Fleet:
         return found
 
     def wait_held(self, is_enough: Callable[[dict[int, str]], bool], timeout_s: float = 30.0) -> None:
-        """Wait until every shard is held and ``is_enough`` is true of the holders."""
+        """Wait until every shard is held and ``is_enough`` accepts the holders."""
         wait_until(
             lambda: len(held := self.holders()) == self.shards and is_enough(held), timeout_s, "every shard to be held"
         )
 
     def kill(self, victim: OperatorProcess, *, for_s: float) -> None:
-        """``kill -9``; after ``for_s``, when others hold its shards, a new process of that name is started."""
-        with self._disrupted("kill -9", victim, for_s):
+        """``kill -9``; start a process of that name after ``for_s`` seconds, once others hold its shards."""
+        with self._disruption("kill -9", victim, for_s):
             victim.kill()
         victim.start(*self._flags)
 
     def stop(self, victim: OperatorProcess, *, for_s: float) -> None:
-        """SIGSTOP, and SIGCONT after ``for_s``."""
-        with self._disrupted("SIGSTOP", victim, for_s):
+        """SIGSTOP, and SIGCONT after ``for_s`` seconds and once others hold its shards."""
+        with self._disruption("SIGSTOP", victim, for_s):
             victim.suspend()
         victim.resume()
 
     @contextmanager
-    def _disrupted(self, what: str, victim: OperatorProcess, for_s: float) -> Iterator[None]:
+    def _disruption(self, what: str, victim: OperatorProcess, for_s: float) -> Iterator[None]:
         held = tuple(shard for shard, holder in self.holders().items() if holder == victim.replica)
-        begun_at = datetime.now(UTC)
+        started_at = datetime.now(UTC)
         yield
         time.sleep(for_s)
-        self.disruptions.append(Disruption(what, victim.replica, begun_at, datetime.now(UTC), held))
+        self.disruptions.append(Disruption(what, victim.replica, started_at, datetime.now(UTC), held))
         self.wait_held(lambda holders: not set(held) & {s for s, h in holders.items() if h == victim.replica})
 
     def entries(self) -> list[AuditEntry]:
@@ -259,18 +261,18 @@ class Fleet:
         for key in self.keys:
             wait_reconciled(self.admin, key, 60.0)
 
-    def delete_all(self) -> None:
-        """Ask for the deletion of all namespaces that were created."""
+    def delete_namespaces(self) -> None:
+        """Request the deletion of all namespaces that were created."""
         for name in self.namespaces:
             self.admin.delete(NAMESPACE, Key("", name))
 
 
 def longest_wait_s(disruption: Disruption, waited: Iterable[tuple[Edit, timedelta]], shards: int) -> float:
-    """How long the users of a replica's shards waited at most for edits made while it was dead or stopped."""
-    concerned = [
+    """The longest wait for an edit in the replica's shards that was made during its disruption, in seconds."""
+    waits_s = [
         wait.total_seconds()
         for edit, wait in waited
         if shard_of(edit.key.namespace, shards) in disruption.shards
         and disruption.at - timedelta(seconds=1) < edit.at < disruption.until
     ]
-    return max(concerned, default=0.0)
+    return max(waits_s, default=0.0)

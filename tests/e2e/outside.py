@@ -1,8 +1,8 @@
-"""An outside registry made of files: an operator in another process writes it, and a test reads it.
+"""An outside registry of files, which an operator in another process can use and a test can read.
 
-It implements ``operator_app.registration.registry.Registry`` and is installed as any other one: by an entry point on
-the operator's path. Each record is a file named like its hostname. The content of the file ``fault`` decides how calls
-fail, and every call is a line of the file ``calls``.
+It implements ``operator_app.registration.registry.Registry`` and is installed like any plugin: by an entry point on
+``PYTHONPATH``. Each record is a file named like its hostname. The contents of the file ``fault`` decide how calls fail,
+and every call is a line of the file ``calls``.
 """
 
 import json
@@ -27,11 +27,11 @@ FLAGS: Final = (f"--registry={NAME}", "--sweep-interval-s=86400")
 
 FOLDER_VARIABLE: Final = "OUTSIDE_FOLDER"
 TIMEOUT_S: Final = 3.0
-"""A call that hangs fails after this."""
+"""A call that hangs fails after this time."""
 
 
 class Outside:
-    """The folder of the registry, for tests to read and to change."""
+    """The folder of the registry, for tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,22 +42,22 @@ class Outside:
         self._fault = folder / "fault"
 
     def install(self, site: Path) -> str:
-        """Make the entry point in a folder for packages, and return the ``PYTHONPATH`` that has it."""
+        """Write the entry point into the folder ``site``, and return a ``PYTHONPATH`` with it."""
         info = site / "outside_files-1.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-files\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(ENTRY_POINT)
         return os.pathsep.join((str(site), str(Path(__file__).parents[2])))
 
-    def fail(self, how: str | None) -> None:
-        """From now on fail like this: ``down``, ``hangs``, ``throttled``, ``forbidden``, or not at all."""
-        if how is None:
+    def fail(self, fault: str | None) -> None:
+        """Make calls fail: ``down``, ``hangs``, ``throttled`` or ``forbidden``; ``None`` ends the fault."""
+        if fault is None:
             self._fault.unlink(missing_ok=True)
         else:
-            self._fault.write_text(how)
+            self._fault.write_text(fault)
 
     def put(self, hostname: str, record: dict[str, Any] | None) -> None:
-        """Change a record by hand, or remove it."""
+        """Replace a record, or remove it (``None``)."""
         file = self._records / hostname
         if record is None:
             file.unlink(missing_ok=True)
@@ -67,19 +67,19 @@ class Outside:
             scratch.replace(file)
 
     def get(self, hostname: str) -> dict[str, Any] | None:
-        """One record."""
+        """The record of a hostname, if there is one."""
         return self.records().get(hostname)
 
     def records(self) -> dict[str, dict[str, Any]]:
-        """Every record by hostname."""
+        """All records by hostname."""
         return {file.name: json.loads(file.read_text()) for file in sorted(self._records.iterdir())}
 
     def calls(self, about: str) -> list[str]:
-        """Every call so far whose hostname contains ``about``, such as ``register shop.example.com``."""
+        """The calls so far whose line contains ``about``, such as ``register shop.example.com``."""
         return [each for each in self._calls.read_text().splitlines() if about in each]
 
     async def called(self, call: str, hostname: str) -> None:
-        """Append a line for a call, and raise the error that ``fail`` has set."""
+        """Record a call, and raise the error of the present fault."""
         with self._calls.open("a") as calls:
             calls.write(f"{call} {hostname}\n")
         match self._fault.read_text() if self._fault.exists() else "":
@@ -104,15 +104,15 @@ class FileRegistry:
         self._operator = operator
 
     async def observe(self, record: Record) -> Comparison:
-        """How the record in its file compares."""
+        """Compare the stored record with ``record``."""
         await self._outside.called("observe", record.hostname or "")
-        return self._finding(record)
+        return self._comparison(record)
 
     async def register(self, record: Record) -> Registration:
-        """Write the record, where its hostname is free or has an older record of the same proxy."""
+        """Write the record, unless it is another owner's or newer."""
         hostname = record.hostname or ""
         await self._outside.called("register", hostname)
-        match self._finding(record):
+        match self._comparison(record):
             case Comparison.FOREIGN:
                 message = f"{hostname} has a record that is not this proxy's"
                 return Registration(Outcome.SKIPPED, Problem("NameConflict", message, needs_user_action=True))
@@ -120,12 +120,12 @@ class FileRegistry:
                 return Registration(Outcome.SKIPPED, Problem("RecordConflict", "a newer generation is registered"))
             case Comparison.MATCHING:
                 return Registration(Outcome.UNCHANGED)
-            case finding:
+            case comparison:
                 self._outside.put(hostname, self._wanted(record))
-                return Registration(Outcome.CREATED if finding is Comparison.ABSENT else Outcome.CONFIGURED)
+                return Registration(Outcome.CREATED if comparison is Comparison.ABSENT else Outcome.CONFIGURED)
 
     async def deregister(self, uid: str, hostname: str) -> Outcome:
-        """Remove the record, where it is the proxy's."""
+        """Remove the record, if it has this UID."""
         await self._outside.called("deregister", hostname)
         found = self._outside.get(hostname)
         if found is None:
@@ -136,7 +136,7 @@ class FileRegistry:
         return Outcome.DELETED
 
     async def entries(self) -> AsyncIterator[OutsideRecord]:
-        """The records with this operator's id."""
+        """The records that this operator wrote."""
         await self._outside.called("entries", "")
         for hostname, found in self._outside.records().items():
             if found.get("operator") == self._operator:
@@ -152,7 +152,7 @@ class FileRegistry:
             "ttl": record.ttl_s,
         }
 
-    def _finding(self, record: Record) -> Comparison:
+    def _comparison(self, record: Record) -> Comparison:
         found = self._outside.get(record.hostname or "")
         if found is None:
             return Comparison.ABSENT
@@ -165,5 +165,5 @@ class FileRegistry:
 
 @asynccontextmanager
 async def connect(settings: Settings) -> AsyncGenerator[FileRegistry]:
-    """The registry, as the entry point opens it."""
+    """The factory that the entry point names."""
     yield FileRegistry(Outside(Path(os.environ[FOLDER_VARIABLE])), settings.operator_id)

@@ -30,7 +30,8 @@ from operator_app.errors import ConflictError, TransientError
 from operator_app.kube.deltas import Changed
 from operator_app.kube.events import Occurrence
 from operator_app.reconcile import PERSISTENT_AFTER, Reconciler
-from operator_app.registration.backoff import Backoff, CircuitBreaker
+from operator_app.registration.backoff import Backoff
+from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries

@@ -1,7 +1,7 @@
-"""PowerDNS's HTTP API as far as the registry needs it: three reads and one change, and what each failure means.
+"""A client of PowerDNS's HTTP API: three reads, one change, and the mapping of its failures to the operator's errors.
 
-Requests are never retried here, but for a key that was renewed; redirects are not followed, since they would carry the
-key elsewhere. Whose records they are is not known here.
+Requests are not retried, except once with a renewed API key; redirects are not followed, since they would carry the key
+to another server. Who owns which records does not belong here.
 
 API: the PowerDNS Authoritative Server's manual, "Built-in Webserver and HTTP API", ``/api/v1/servers/.../zones``.
 """
@@ -27,22 +27,22 @@ from operator_app.errors import (
 from operator_app.kube import fencing
 
 SEARCH_LIMIT: Final = 1000
-"""Results asked for of a search, which the server would otherwise end at 100."""
+"""Upper bound on the results of a search; the server's own default is 100."""
 
-_MAX_SENTENCE: Final = 300
+_MAX_ERROR_LENGTH: Final = 300
 
 T = TypeVar("T")
 
 
 class Content(msgspec.Struct, frozen=True):
-    """One record of a set. A disabled one is stored and not served."""
+    """One record of a set. A disabled record is stored but not served."""
 
     content: str
     disabled: bool = False
 
 
 class RecordSet(msgspec.Struct, frozen=True):
-    """All records of one name and type. ``name`` has the dot at the end; a set may have comments and no records."""
+    """All records of one name and type. ``name`` ends with a dot; a set may have comments and no records."""
 
     name: str
     type: str
@@ -81,7 +81,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove every record of this name and type; none is fine."""
+    """Remove every record of this name and type, if there are any."""
 
     name: str
     type: str
@@ -95,9 +95,9 @@ Edit = Replace | Delete
 
 
 class ApiKey(httpx.Auth):
-    """Signs requests with the key in a file, which is read again when the server refuses the key (401).
+    """Adds the API key from a file to requests, and reads the file again when the server refuses the key (401).
 
-    Raises ``ForbiddenError`` (``RegistryUnauthorized``) when there is no key that could be sent.
+    Raises ``ForbiddenError`` (``RegistryUnauthorized``) when the file can't be read or has no valid key.
     """
 
     def __init__(self, file: Path) -> None:
@@ -108,7 +108,7 @@ class ApiKey(httpx.Auth):
         return f"ApiKey({str(self._file)!r})"
 
     async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        """Send with the known key; after a 401 once more, if the file has another one."""
+        """Send the request with the cached key; after a 401 once more, if the file has another key by now."""
         known = self._key
         if known is None:
             known = self._key = await self._read()
@@ -132,12 +132,13 @@ class ApiKey(httpx.Auth):
 
 
 class PowerDnsApi:
-    """One PowerDNS server. ``timeout_s`` bounds each request as a whole, but the listing of a zone only while silent.
+    """One PowerDNS server. ``timeout_s`` bounds each request as a whole; of a zone's listing, each wait for data.
 
-    Every method raises ``TransientError`` for what passes by itself (no connection, no answer in time, 408, 5xx),
-    ``ThrottledError`` for 429, ``UndecodableError`` for what is not this API's answer, and the ``TerminalError``
-    leaves ``ForbiddenError`` (``RegistryUnauthorized``), ``NotFoundError`` (``ZoneNotFound``) and ``InvalidError``
-    (``RecordRefused``). A cancelled or failed change may have been made: read before the next one.
+    Every method raises ``TransientError`` for failures that pass (no connection, no answer in time, 408, 5xx),
+    ``ThrottledError`` for 429, ``UndecodableError`` for anything that is not an answer of this API, and the
+    ``TerminalError`` subclasses ``ForbiddenError`` (``RegistryUnauthorized``), ``NotFoundError`` (``ZoneNotFound``) and
+    ``InvalidError`` (``RecordRefused``). A change that was cancelled or failed may still have been made: read before
+    the next one.
     """
 
     def __init__(self, client: httpx.AsyncClient, *, server_id: str, timeout_s: float) -> None:
@@ -147,10 +148,10 @@ class PowerDnsApi:
         self._changing: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def record_sets(self, zone: str, name: str) -> tuple[RecordSet, ...]:
-        """The record sets at one name that have records; 4.7 leaves disabled records out.
+        """The record sets at one name that have records; PowerDNS 4.7 leaves disabled records out.
 
-        A server may tell more than was asked (4.7: every comment of the zone; old ones: every record), so the answer is
-        filtered here.
+        A server may return more than was requested (4.7: every comment of the zone; older versions: every record), so
+        the answer is filtered here.
         """
         with anyio.move_on_after(self._timeout_s):
             answer = await self._send("GET", self._zone_path(zone), params={"rrset_name": f"{name}."})
@@ -159,10 +160,10 @@ class PowerDnsApi:
         raise self._too_slow()
 
     async def types_at(self, name: str) -> frozenset[str]:
-        """The types of every record at one name, the disabled ones included, in whatever zone of the server.
+        """The types of all records at one name, including disabled ones, in any zone of the server.
 
-        The server looks at all its records for this (a search has no index), so it is for rare questions. Too many
-        results to tell are told as the type ``ANY``.
+        A search has no index: the server reads all its records, so use it rarely. When the server cuts the result off,
+        the type ``ANY`` is added.
         """
         with anyio.move_on_after(self._timeout_s):
             params = {"q": name, "object_type": "record", "max": SEARCH_LIMIT}
@@ -172,16 +173,15 @@ class PowerDnsApi:
         raise self._too_slow()
 
     async def all_record_sets(self, zone: str) -> tuple[RecordSet, ...]:
-        """Every record set of a zone: megabytes where it is large."""
+        """Every record set of a zone; megabytes for a large one."""
         return _decoded(await self._send("GET", self._zone_path(zone)), _Zone).rrsets
 
     async def change(self, zone: str, edits: Sequence[Edit]) -> None:
         """Make all edits, in their order and in one transaction: all of them, or none.
 
-        Changes of one zone wait here for each other, and that time does not count for the timeout: each writes the
-        zone's SOA, so at the server they exclude each other anyway, and SQLite refuses with a 500 what another database
-        lets wait.
-        Nothing is sent once the right to write has run out (``FencedError``).
+        Changes of one zone are serialised here, and the wait does not count towards the timeout. Each change writes the
+        zone's SOA, so the server serialises them anyway, and SQLite answers 500 where other databases wait. Raises
+        ``FencedError``, and sends nothing, when the fencing token has expired.
         """
         async with self._changing[zone]:
             with anyio.move_on_after(self._timeout_s):
@@ -204,7 +204,7 @@ class PowerDnsApi:
         except httpx.TimeoutException:
             raise self._too_slow() from None
         except httpx.HTTPError as error:
-            # The error's text may come from deep below; its type says enough and can't hold anything of the request.
+            # The error's text may contain parts of the request; the name of its type can't.
             raise TransientError(f"no answer from PowerDNS: {type(error).__name__}") from None
         if answer.is_success:
             return answer
@@ -224,34 +224,32 @@ def _decoded(answer: httpx.Response, shape: type[T]) -> T:
 
 
 def _failure(answer: httpx.Response) -> Exception:
-    sentence = f"PowerDNS answered {answer.status_code}{_told(answer.content)}"
+    message = f"PowerDNS answered {answer.status_code}{_error_text(answer.content)}"
     match answer.status_code:
         case 401 | 403:
-            return ForbiddenError("RegistryUnauthorized", f"{sentence}: its API key must be the one of the operator")
+            return ForbiddenError("RegistryUnauthorized", f"{message}: its API key must be the one of the operator")
         case 404:
-            return NotFoundError(
-                "ZoneNotFound", f"{sentence}: there is no such zone, or no server of the configured id"
-            )
+            return NotFoundError("ZoneNotFound", f"{message}: there is no such zone, or no server of the configured id")
         case 429:
-            return ThrottledError(sentence, retry_after_s=_retry_after_s(answer.headers))
+            return ThrottledError(message, retry_after_s=_retry_after_s(answer.headers))
         case 400 | 409 | 413 | 422:
-            return InvalidError("RecordRefused", sentence)
+            return InvalidError("RecordRefused", message)
         case code if code == 408 or code >= 500:
-            return TransientError(sentence, retry_after_s=_retry_after_s(answer.headers))
+            return TransientError(message, retry_after_s=_retry_after_s(answer.headers))
         case _:
-            return UndecodableError(f"{sentence}, which is not an answer of its API")
+            return UndecodableError(f"{message}, which is not an answer of its API")
 
 
-def _told(body: bytes) -> str:
-    """The server's own sentence, on one line and bounded; nothing where it told none."""
+def _error_text(body: bytes) -> str:
+    """The server's own error message in brackets, on one line and cut to length; empty if it sent none."""
     try:
-        sentence = msgspec.json.decode(body, type=_Error).error
+        text = msgspec.json.decode(body, type=_Error).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ""
-    return f" ({' '.join(sentence.split())[:_MAX_SENTENCE]})" if sentence else ""
+    return f" ({' '.join(text.split())[:_MAX_ERROR_LENGTH]})" if text else ""
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, where ``Retry-After`` (RFC 9110 section 10.2.3) tells them as a number."""
+    """The seconds in ``Retry-After`` (RFC 9110 section 10.2.3); ``None`` without the header, or for a date."""
     value = headers.get("retry-after", "").strip()
     return float(value) if value.isascii() and value.isdigit() else None

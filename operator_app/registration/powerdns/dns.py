@@ -1,6 +1,6 @@
-"""DNS as a registry sees it: which zone a name is in, what kind of record an address needs, who owns a name. Pure.
+"""The DNS rules of the registry: which zone a name is in, which record type an address needs, who owns a name. Pure.
 
-Nothing here knows a server or its API.
+Servers and their APIs do not belong here.
 """
 
 import re
@@ -14,10 +14,10 @@ from operator_app.api.kinds import Key
 from operator_app.errors import InvalidError, TerminalError
 
 OWNER_LABEL: Final = "_edge-owner"
-"""The ownership of ``shop.example.com`` is told at ``_edge-owner.shop.example.com``.
+"""The ownership record of ``shop.example.com`` is a TXT record at ``_edge-owner.shop.example.com``.
 
-It has a name of its own because a CNAME can't have other records beside it (RFC 1034 section 3.6.2), and one with an
-underscore because no host can have it (RFC 8552 section 1.1).
+It has its own name because a CNAME can't have other records beside it (RFC 1034 section 3.6.2), and an underscore
+because no host can have such a name (RFC 8552 section 1.1).
 """
 
 MAX_NAME_LENGTH: Final = 253
@@ -36,7 +36,7 @@ _OWNERSHIP: Final = re.compile(
 
 
 class AddressType(StrEnum):
-    """The record types that say where a name is; the operator writes and removes no other at a hostname."""
+    """The types of address records; the operator writes and removes no other types at a hostname."""
 
     A = "A"
     AAAA = "AAAA"
@@ -45,7 +45,7 @@ class AddressType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a hostname's records are. ``zone`` is the apex; all names are without the dot at the end."""
+    """A hostname and the zone that it is in. ``zone`` is the apex; names have no dot at the end."""
 
     hostname: str
     zone: str
@@ -62,28 +62,28 @@ class Place:
 
 
 def place_of(hostname: str, zones: Iterable[str]) -> Place:
-    """The place of ``hostname`` in the longest of ``zones`` that it is in.
+    """``hostname`` in the most specific of ``zones``.
 
     Raises ``TerminalError`` with the reason ``HostnameTooLong`` or ``ZoneNotConfigured``.
     """
     if len(hostname) > MAX_HOSTNAME_LENGTH:
         message = f"the hostname must have at most {MAX_HOSTNAME_LENGTH} characters: {OWNER_LABEL}. is put before it"
         raise TerminalError("HostnameTooLong", message)
-    around = [zone for zone in zones if hostname == zone or hostname.endswith(f".{zone}")]
-    if not around:
+    enclosing = [zone for zone in zones if hostname == zone or hostname.endswith(f".{zone}")]
+    if not enclosing:
         raise TerminalError("ZoneNotConfigured", f"{hostname} is in none of the DNS zones that the operator may write")
-    return Place(hostname, max(around, key=len))
+    return Place(hostname, max(enclosing, key=len))
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What is told of a hostname. ``content`` is as a zone file has it; a CNAME's has the dot at the end."""
+    """An address record. ``content`` is as in a zone file; a CNAME's ends with a dot."""
 
     type: AddressType
     content: str
 
-    def is_told_by(self, content: str) -> bool:
-        """Whether a record of the same type with this content says the same, however it is spelled."""
+    def is_equal_to(self, content: str) -> bool:
+        """Whether a record of the same type with this content means the same, in whatever notation."""
         if self.type is AddressType.CNAME:
             return content.lower() == self.content
         try:
@@ -93,10 +93,11 @@ class Address:
 
 
 def address_at(place: Place, address: str) -> Address:
-    """How ``address``, an IP address or a DNS name, is told at ``place``.
+    """The record for ``address``, an IP address or a DNS name, at ``place``.
 
-    Raises ``InvalidError`` (``AddressUnusable``) for what no record can tell: a name at a zone's apex, where SOA and NS
-    leave no room for a CNAME (RFC 1912 section 2.4), the hostname itself, and what is neither address nor name.
+    Raises ``InvalidError`` (``AddressUnusable``) where no record is possible: for a name at a zone's apex, where SOA
+    and NS exclude a CNAME (RFC 1912 section 2.4), for the hostname itself, and for anything that is neither an IP
+    address nor a name.
     """
     try:
         ip = ip_address(address)
@@ -125,7 +126,7 @@ def _target_at(place: Place, address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Who made the records of a hostname: which operator, for which EnvoyProxy, from which of its generations."""
+    """Who wrote the records of a hostname: which operator, for which EnvoyProxy, from which of its generations."""
 
     operator: str
     uid: str
@@ -134,7 +135,7 @@ class Ownership:
 
     @property
     def content(self) -> str:
-        """The TXT record: five character-strings, each one attribute as ``key=value`` (RFC 1464, RFC 6763 section 6).
+        """The content of the TXT record: five strings of the form ``key=value`` (RFC 1464, RFC 6763 section 6).
 
         The bounds of operator, uid, namespace and name keep each string far below 255 octets (RFC 1035 section 3.3),
         and none of their characters needs an escape.
@@ -150,7 +151,7 @@ class Ownership:
 
     @classmethod
     def parsed(cls, content: str) -> Self | None:
-        """What a TXT record says, or ``None`` for anything that ``content`` does not write exactly so."""
+        """Parse a TXT record; ``None`` for any text that ``content`` would not write exactly so."""
         found = _OWNERSHIP.fullmatch(content)
         if found is None:
             return None
@@ -158,14 +159,14 @@ class Ownership:
         return cls(found["operator"], found["uid"], proxy, int(found["generation"]))
 
 
-def holder(contents: Sequence[str]) -> Ownership | None:
-    """Who owns a name, by all TXT contents at its owner name; ``None`` where any of them is not an ownership.
+def owner_of(contents: Sequence[str]) -> Ownership | None:
+    """Who owns a name, by all TXT contents at its owner name; ``None`` where any of them is not an ownership record.
 
-    Several claims can stand side by side where a server's database lets two transactions create the same record. Then
-    the lowest operator and UID holds, and of one UID the newest generation: whoever reads comes to the same answer.
+    There can be several where a server's database lets two transactions create the same record set. Then the lowest
+    operator and UID wins, and of one UID the newest generation, so every reader comes to the same result.
     """
-    claims = [Ownership.parsed(content) for content in contents]
-    valid = [claim for claim in claims if claim is not None]
-    if not valid or len(valid) < len(claims):
+    parsed = [Ownership.parsed(content) for content in contents]
+    valid = [each for each in parsed if each is not None]
+    if not valid or len(valid) < len(parsed):
         return None
-    return min(valid, key=lambda claim: (claim.operator, claim.uid, -claim.generation))
+    return min(valid, key=lambda each: (each.operator, each.uid, -each.generation))

@@ -1,17 +1,17 @@
-"""The DNS registry: an address record and its ownership record for each hostname, kept in zones of a PowerDNS server.
+"""The DNS registry: an address record and an ownership record for each hostname, in zones of a PowerDNS server.
 
-Two records make a pair: A, AAAA or CNAME at the hostname, and a TXT at ``_edge-owner.<hostname>`` that says who made
-it (``dns.Ownership``). Only the TXT makes a name ours. Ports are not told: an address record has none.
+Two records make a pair: A, AAAA or CNAME at the hostname, and a TXT at ``_edge-owner.<hostname>`` that says who wrote
+it (``dns.Ownership``). The TXT alone decides who owns the name. Ports are not published: an address record has none.
 
 Guarantees
 
-* *A pair appears and goes as a whole.* Both records are in one PATCH, which the server makes in one transaction.
-* *A name is claimed only while it is free*, and the server itself checks that, in the transaction of the claim: see
-  :func:`_only_if_free`. ``docs/adr/0013-powerdns-without-compare-and-set.md`` says what remains, on which databases.
-* *A name without our TXT is never written*, whatever is at it; at a zone's apex, where SOA and NS are always there, it
-  is whatever tells an address. Other types beside our address (MX, TXT, ...) are never written either.
-* *Nothing rests on memory.* Each call reads first, so one that was cut off or whose answer was lost is completed by
-  the next; each write is confirmed by a read after it.
+* *A pair is created and removed as a whole.* Both records are in one PATCH, which the server makes in one transaction.
+* *A pair is created only where the name is free.* The server itself checks that, in the transaction of the create: see
+  :func:`_only_if_free`. ``docs/adr/0013-powerdns-without-compare-and-set.md`` lists the exceptions by database.
+* *A name without our TXT is never written* if it has any record; at a zone's apex, which always has SOA and NS, if it
+  has an address record. Other types beside our address (MX, TXT, ...) are never written either.
+* *No state is kept in memory.* Each call reads first, so the next call completes one that was cancelled or whose answer
+  was lost; each write is confirmed by a read after it.
 
 Requests for one name, independent of how many others its zone has:
 
@@ -47,7 +47,7 @@ from operator_app.registration.powerdns.dns import (
     Ownership,
     Place,
     address_at,
-    holder,
+    owner_of,
     place_of,
 )
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
@@ -57,13 +57,13 @@ from operator_app.settings import Settings
 log = structlog.get_logger(__name__)
 
 MAX_CONNECTIONS: Final = 8
-"""Requests at the same time. The server gives each a thread; more only waits inside the server instead of here."""
+"""Upper bound on concurrent requests. The server has a thread for each; more of them would wait inside the server."""
 
 _APEX_ADDRESSES: Final = frozenset({"A", "AAAA", "ALIAS", "LUA"})
-"""What tells an address at a zone's apex; ALIAS and LUA are PowerDNS's own types for that."""
+"""The types of address records at a zone's apex; ALIAS and LUA are PowerDNS's own."""
 
 _PROBE_TYPE: Final = "TYPE65280"
-"""The first of the types for private use (RFC 6895 section 3.1): in nobody's zone."""
+"""The first of the types for private use (RFC 6895 section 3.1): no zone has such records."""
 
 _PROBE_CONTENT: Final = r"\# 1 00"
 """One octet in the notation for unknown types (RFC 3597 section 5)."""
@@ -72,8 +72,8 @@ _PROBE_TARGET: Final = "probe.invalid."
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What one look found: the record sets at the hostname and at the owner name, without empty ones."""
+class _Live:
+    """The record sets that the server has at the hostname and at the owner name, without empty ones."""
 
     at_hostname: tuple[RecordSet, ...]
     at_owner_name: tuple[RecordSet, ...]
@@ -83,22 +83,22 @@ class _Seen:
         return tuple(each for each in self.at_hostname if each.type in set(AddressType))
 
     @property
-    def claims(self) -> RecordSet | None:
+    def ownership(self) -> RecordSet | None:
         return next((each for each in self.at_owner_name if each.type == "TXT"), None)
 
     @property
-    def holder(self) -> Ownership | None:
-        return None if self.claims is None else holder([each.content for each in self.claims.records])
+    def owner(self) -> Ownership | None:
+        return None if self.ownership is None else owner_of([each.content for each in self.ownership.records])
 
     def is_free(self, place: Place) -> bool:
-        """Whether nobody has anything at either name."""
+        """Whether neither name has a record of anybody."""
         return not self.at_owner_name and not _occupied(place, {each.type for each in self.at_hostname})
 
 
 class PowerDnsRegistry:
     """See :class:`operator_app.registration.registry.Registry`. ``operator`` tells operators that share a zone apart.
 
-    Raises ``TerminalError`` also for what is wrong with one record: ``ZoneNotConfigured``, ``HostnameTooLong``,
+    Raises ``TerminalError`` also for a record that can't be published: ``ZoneNotConfigured``, ``HostnameTooLong``,
     ``AddressUnusable``.
     """
 
@@ -111,15 +111,15 @@ class PowerDnsRegistry:
     async def observe(self, record: Record) -> Comparison:
         """See :class:`operator_app.registration.registry.Registry`."""
         wanted = self._wanted(record)
-        return wanted.comparison(await self._look(wanted.place))
+        return wanted.comparison(await self._read(wanted.place))
 
     async def register(self, record: Record) -> Registration:
         """See :class:`operator_app.registration.registry.Registry`."""
         wanted = self._wanted(record)
-        before = wanted.comparison(await self._look(wanted.place))
+        before = wanted.comparison(await self._read(wanted.place))
         if before is Comparison.MATCHING:
             return Registration(Outcome.UNCHANGED)
-        if before is Comparison.ABSENT and await self._is_parked(wanted.place):
+        if before is Comparison.ABSENT and await self._has_disabled_records(wanted.place):
             before = Comparison.FOREIGN
         if before in (Comparison.FOREIGN, Comparison.NEWER):
             return _refusal(before, wanted.place.hostname)
@@ -128,23 +128,23 @@ class PowerDnsRegistry:
     async def deregister(self, uid: str, hostname: str) -> Outcome:
         """See :class:`operator_app.registration.registry.Registry`.
 
-        A hostname that no configured zone can have was never registered under these settings: there is nothing to
-        remove, and a tenant's slip of the pen must not hold a proxy for ever. So take a zone out of the settings only
-        when no hostname is left in it. A zone that the server does not know (404) proves nothing, and raises.
+        A hostname outside of all configured zones was never registered under these settings, so there is nothing to
+        remove: a tenant's typing error must not block a proxy's deletion for ever. So remove a zone from the settings
+        only when no hostname is left in it. A zone that the server does not know (404) proves nothing, and raises.
         """
         try:
             place = place_of(hostname, self._zones)
         except TerminalError as error:
             log.warning("hostname_not_ours_to_remove", hostname=hostname, uid=uid, reason=error.reason)
             return Outcome.UNCHANGED
-        seen = await self._look(place)
-        if seen.is_free(place):
+        live = await self._read(place)
+        if live.is_free(place):
             return Outcome.UNCHANGED
-        if not self._is_held(seen, uid):
+        if not self._is_owned(live, uid):
             return Outcome.SKIPPED
         addresses = [Delete(place.hostname, each.value) for each in AddressType]
         await self._api.change(place.zone, [*addresses, Delete(place.owner_name, "TXT")])
-        if self._is_held(await self._look(place), uid):
+        if self._is_owned(await self._read(place), uid):
             raise ConflictError(f"the records of {hostname} came back after their removal")
         return Outcome.DELETED
 
@@ -153,19 +153,19 @@ class PowerDnsRegistry:
         for zone in self._zones:
             for each in await self._api.all_record_sets(zone):
                 label, _, hostname = each.name.lower().removesuffix(".").partition(".")
-                owner = holder([record.content for record in each.records])
+                owner = owner_of([record.content for record in each.records])
                 if each.type == "TXT" and label == OWNER_LABEL and owner and owner.operator == self._operator:
                     yield OutsideRecord(owner.uid, owner.proxy, hostname)
 
     async def _write(self, wanted: "_Wanted", before: Comparison) -> Registration:
         refused: InvalidError | None = None
         try:
-            edits = wanted.claim() if before is Comparison.ABSENT else wanted.correction()
+            edits = wanted.creation() if before is Comparison.ABSENT else wanted.correction()
             await self._api.change(wanted.place.zone, edits)
         except InvalidError as error:
-            # The name may have been taken since the look; the next look tells that from a record that is refused.
+            # Either the name was taken since the read, or the record itself is refused: the next read tells which.
             refused = error
-        after = wanted.comparison(await self._look(wanted.place))
+        after = wanted.comparison(await self._read(wanted.place))
         match after:
             case Comparison.MATCHING if refused is not None:
                 return Registration(Outcome.UNCHANGED)
@@ -178,16 +178,16 @@ class PowerDnsRegistry:
             case _:
                 raise ConflictError(f"somebody else changed the records of {wanted.place.hostname} at the same time")
 
-    async def _look(self, place: Place) -> _Seen:
+    async def _read(self, place: Place) -> _Live:
         at_hostname = await self._api.record_sets(place.zone, place.hostname)
-        return _Seen(at_hostname, await self._api.record_sets(place.zone, place.owner_name))
+        return _Live(at_hostname, await self._api.record_sets(place.zone, place.owner_name))
 
-    async def _is_parked(self, place: Place) -> bool:
-        """Whether somebody has disabled records at a name that looks free: a look does not show them."""
+    async def _has_disabled_records(self, place: Place) -> bool:
+        """Whether a name that looks free has disabled records: only a search shows them."""
         return _occupied(place, await self._api.types_at(place.hostname))
 
-    def _is_held(self, seen: _Seen, uid: str) -> bool:
-        owner = seen.holder
+    def _is_owned(self, live: _Live, uid: str) -> bool:
+        owner = live.owner
         return owner is not None and (owner.operator, owner.uid) == (self._operator, uid)
 
     def _wanted(self, record: Record) -> "_Wanted":
@@ -199,32 +199,32 @@ class PowerDnsRegistry:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The pair that a record asks for."""
+    """The pair of records that a registration publishes."""
 
     place: Place
     address: Address
     ownership: Ownership
     ttl_s: int
 
-    def comparison(self, seen: _Seen) -> Comparison:
-        """What ``seen`` is to this pair."""
-        if seen.is_free(self.place):
+    def comparison(self, live: _Live) -> Comparison:
+        """What the server has, compared with this pair."""
+        if live.is_free(self.place):
             return Comparison.ABSENT
-        owner = seen.holder
+        owner = live.owner
         if owner is None or (owner.operator, owner.uid) != (self.ownership.operator, self.ownership.uid):
             return Comparison.FOREIGN
         if owner.generation > self.ownership.generation:
             return Comparison.NEWER
-        return Comparison.MATCHING if self._holds(seen) else Comparison.DIFFERENT
+        return Comparison.MATCHING if self._is_published(live) else Comparison.DIFFERENT
 
-    def claim(self) -> list[Edit]:
-        """Write the pair, or nothing where either name is not free."""
+    def creation(self) -> list[Edit]:
+        """Edits that write the pair, or nothing where either name is not free."""
         hostname_is_alias = self.address.type is AddressType.CNAME
         guard = [] if self.place.is_apex else _only_if_free(self.place.hostname, is_alias_next=hostname_is_alias)
         return [*guard, *_only_if_free(self.place.owner_name), *self._pair()]
 
     def correction(self) -> list[Edit]:
-        """Write the pair over what is there. What must go goes first: the server checks each edit as it comes."""
+        """Edits that replace the live pair. Removals come first: the server checks each edit in turn."""
         others = [each for each in AddressType if each is not self.address.type]
         return [*(Delete(self.place.hostname, each.value) for each in others), *self._pair()]
 
@@ -234,30 +234,31 @@ class _Wanted:
             Replace(self.place.hostname, self.address.type.value, self.ttl_s, (self.address.content,)),
         ]
 
-    def _holds(self, seen: _Seen) -> bool:
-        match (seen.claims, seen.addresses):
+    def _is_published(self, live: _Live) -> bool:
+        match (live.ownership, live.addresses):
             case (
-                RecordSet(ttl=claim_ttl_s, records=(Content(claim, disabled=False),)),
-                (RecordSet(type=type_, ttl=ttl_s, records=(Content(told, disabled=False),)),),
+                RecordSet(ttl=owner_ttl_s, records=(Content(owner, disabled=False),)),
+                (RecordSet(type=type_, ttl=ttl_s, records=(Content(address, disabled=False),)),),
             ):
-                holds_ttl = claim_ttl_s == ttl_s == self.ttl_s
-                observed_current_generation = type_ == self.address.type and self.address.is_told_by(told)
-                return holds_ttl and observed_current_generation and claim == self.ownership.content
+                has_ttl = owner_ttl_s == ttl_s == self.ttl_s
+                has_address = type_ == self.address.type and self.address.is_equal_to(address)
+                return has_ttl and has_address and owner == self.ownership.content
             case _:
                 return False
 
 
 def _occupied(place: Place, types: "set[str] | frozenset[str]") -> bool:
-    """Whether records of these types at a hostname without our TXT make it somebody else's."""
+    """Whether records of these types at a hostname without our TXT belong to another owner."""
     return bool(types & _APEX_ADDRESSES if place.is_apex else types)
 
 
 def _only_if_free(name: str, *, is_alias_next: bool = False) -> list[Edit]:
     """Edits that change nothing, and make the server refuse the whole change (422) where ``name`` has any record.
 
-    The API has no precondition, but it has one rule: no CNAME beside other records. A record of a type that nobody has
-    is refused where a CNAME is; a CNAME is refused where anything else is; both go again in the same transaction. A
-    CNAME that comes next is its own second half (and the server takes one REPLACE for a name and type, not two).
+    The API has no preconditions, but one rule serves as one: no CNAME beside other records. A record of an unused type
+    is refused where there is a CNAME, and a CNAME is refused where there is anything else; both are deleted again in
+    the same transaction. Where the pair itself is a CNAME, its REPLACE is the second half: the server accepts only one
+    REPLACE for each name and type.
     """
     probe: list[Edit] = [Replace(name, _PROBE_TYPE, 0, (_PROBE_CONTENT,)), Delete(name, _PROBE_TYPE)]
     if is_alias_next:
@@ -266,10 +267,10 @@ def _only_if_free(name: str, *, is_alias_next: bool = False) -> list[Edit]:
 
 
 def _refusal(comparison: Comparison, hostname: str) -> Registration:
-    """Tells nothing of whoever has the name."""
+    """The problem for a name that is not written; it does not reveal the name's owner."""
     if comparison is Comparison.NEWER:
-        sentence = f"{hostname} is registered from a newer generation already"
-        return Registration(Outcome.SKIPPED, Problem("NewerRecord", sentence))
+        message = f"{hostname} is registered from a newer generation already"
+        return Registration(Outcome.SKIPPED, Problem("NewerRecord", message))
     return Registration(
         Outcome.SKIPPED,
         Problem("HostnameTaken", f"{hostname} is not free", needs_user_action=True, ends_with_event=True),
@@ -278,10 +279,10 @@ def _refusal(comparison: Comparison, hostname: str) -> Registration:
 
 @asynccontextmanager
 async def connect(settings: Settings) -> AsyncGenerator[PowerDnsRegistry]:
-    """The registry that ``settings`` describe, named ``powerdns`` among the entry points ``operator_app.registries``.
+    """The registry for ``settings``: the factory of the entry point ``powerdns`` in ``operator_app.registries``.
 
-    Opens no connection yet, so that the operator starts while the server is down. The environment's proxies are not
-    used: the API key goes to ``powerdns_url`` and nowhere else. Raises ``ConfigurationError`` for what can't work.
+    Opens no connection yet, so the operator starts while the server is down. Proxy settings in the environment are not
+    used: the API key is sent to ``powerdns_url`` only. Raises ``ConfigurationError`` for settings that can't work.
     """
     url, zones, key_file = settings.powerdns_url, settings.powerdns_zones, settings.powerdns_api_key_file
     if url is None or not zones or key_file is None:

@@ -1,4 +1,4 @@
-"""Fixtures: one server for the session, a zone with strangers in it and a failing proxy for each test."""
+"""Fixtures: one server for the session; a zone with foreign records and a faulty HTTP proxy for each test."""
 
 import uuid
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def powerdns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PowerDns]:
 
 @pytest.fixture
 def zone(powerdns: PowerDns) -> Zone:
-    """A new zone with records of strangers in it."""
+    """A new zone with foreign records in it."""
     zone = powerdns.make_zone(f"z{uuid.uuid4().hex[:8]}.example")
     zone.put(f"mail.{zone.name}", "A", "192.0.2.25")
     zone.put(f"www.{zone.name}", "CNAME", f"mail.{zone.name}.")
@@ -37,6 +37,6 @@ def zone(powerdns: PowerDns) -> Zone:
 
 @pytest.fixture
 def proxy(powerdns: PowerDns) -> Iterator[FaultyProxy]:
-    """A proxy in front of the server that passes everything until a test says otherwise."""
+    """An HTTP proxy in front of the server that forwards every request until a test injects a fault."""
     with FaultyProxy(powerdns.port) as proxy:
         yield proxy

@@ -1,4 +1,4 @@
-"""Where the server's program comes from: already there, or Debian's packages, put there by root."""
+"""Find the program of PowerDNS, or install Debian's packages of it, as root."""
 
 import fcntl
 import os
@@ -17,11 +17,11 @@ _POLICY: Final = Path("/usr/sbin/policy-rc.d")
 
 
 class NotInstalledError(Exception):
-    """There is no server and none could be installed; the message is one line."""
+    """PowerDNS is not installed and could not be installed; the message is one line."""
 
 
 def installed() -> Path:
-    """The server's program, installed first where it is missing. Raises ``NotInstalledError``."""
+    """The path of the server's program, which is installed first if it is missing. Raises ``NotInstalledError``."""
     program = _found()
     if program is not None:
         return program
@@ -45,7 +45,7 @@ def _found() -> Path | None:
 def _install() -> None:
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     install = ("apt-get", "install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=60", *PACKAGES)
-    with _services_stay_off():
+    with _services_disabled():
         for command in (("apt-get", "update"), install):
             try:
                 subprocess.run(command, env=environment, capture_output=True, timeout=INSTALL_TIMEOUT_S, check=True)
@@ -54,8 +54,8 @@ def _install() -> None:
 
 
 @contextmanager
-def _services_stay_off() -> Iterator[None]:
-    """Installing must not start a server on port 53: Debian's ``policy-rc.d`` says so, for as long as needed."""
+def _services_disabled() -> Iterator[None]:
+    """Keep the installation from starting a server on port 53, by Debian's ``policy-rc.d``."""
     if _POLICY.exists():
         yield
         return

@@ -1,4 +1,4 @@
-"""A real HTTP proxy between the registry and its server: it counts, and it fails where it is told to."""
+"""An HTTP proxy between the registry and its server that counts requests and injects faults."""
 
 import http.client
 import threading
@@ -14,11 +14,12 @@ FORWARD_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
-    """What happens to one request. Without anything: it passes.
+class HttpFault:
+    """The fault of one request; without arguments it is forwarded as it is.
 
-    ``before`` runs first, then comes the delay. ``status`` is answered instead of forwarding. ``is_dropped``: the
-    connection is cut and the server never sees the request. ``is_lost``: the server did it, and the answer is cut off.
+    ``before`` is called first, then comes the delay. With a ``status`` it is answered instead of forwarded. With
+    ``is_dropped`` the connection is closed and the server never gets the request. With ``is_lost`` the server processes
+    it, and the connection is closed instead of answered.
     """
 
     before: Callable[[], None] | None = None
@@ -31,13 +32,13 @@ class Strike:
 
 
 class FaultyProxy:
-    """A proxy on a free port of loopback, up while the context lasts.
+    """A proxy on a free port of loopback, for as long as the context lasts.
 
-    ``requests`` has the method of each request that arrived, in their order; a search counts as ``SEARCH``.
+    ``requests`` has the method of each request that arrived, in their order; a search is counted as ``SEARCH``.
     """
 
     def __init__(self, target_port: int) -> None:
-        self._strikes: dict[str, dict[int, Strike]] = {}
+        self._faults: dict[str, dict[int, HttpFault]] = {}
         self._lock = threading.Lock()
         self.requests: list[str] = []
         self._server = _Server(self, target_port)
@@ -53,11 +54,11 @@ class FaultyProxy:
         self._thread.join()
         self._server.server_close()
 
-    def strike(self, method: str, strike: Strike, *, nth: int = 1) -> None:
-        """Strike the ``nth`` request of a method from now on."""
+    def inject(self, method: str, fault: HttpFault, *, nth: int = 1) -> None:
+        """Inject a fault into the ``nth`` request of a method from now on."""
         with self._lock:
-            seen = self.requests.count(method)
-            self._strikes.setdefault(method, {})[seen + nth] = strike
+            count = self.requests.count(method)
+            self._faults.setdefault(method, {})[count + nth] = fault
 
     @contextmanager
     def counted(self) -> Iterator[list[str]]:
@@ -66,11 +67,11 @@ class FaultyProxy:
         yield inside
         inside += self.requests[start:]
 
-    def arrived(self, method: str) -> Strike:
-        """Count one request; what to do with it."""
+    def arrived(self, method: str) -> HttpFault:
+        """Count one request; its fault."""
         with self._lock:
             self.requests.append(method)
-            return self._strikes.get(method, {}).pop(self.requests.count(method), Strike())
+            return self._faults.get(method, {}).pop(self.requests.count(method), HttpFault())
 
 
 class _Server(ThreadingHTTPServer):
@@ -86,27 +87,27 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
-        self._pass(b"")
+        self._handle(b"")
 
     def do_PATCH(self) -> None:
-        self._pass(self.rfile.read(int(self.headers["Content-Length"])))
+        self._handle(self.rfile.read(int(self.headers["Content-Length"])))
 
-    def _pass(self, body: bytes) -> None:
+    def _handle(self, body: bytes) -> None:
         self.close_connection = True
-        strike = self.server.proxy.arrived("SEARCH" if "/search-data" in self.path else self.command)
-        if strike.before is not None:
-            strike.before()
-        time.sleep(strike.delay_s)
-        if strike.is_dropped:
+        fault = self.server.proxy.arrived("SEARCH" if "/search-data" in self.path else self.command)
+        if fault.before is not None:
+            fault.before()
+        time.sleep(fault.delay_s)
+        if fault.is_dropped:
             return
-        if strike.status is not None:
-            self._answer(strike.status, strike.headers, strike.body)
+        if fault.status is not None:
+            self._answer(fault.status, fault.headers, fault.body)
             return
         status, headers, content = self._forwarded(body)
-        if not strike.is_lost:
+        if not fault.is_lost:
             self._answer(status, headers, content)
 
     def _forwarded(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
@@ -129,4 +130,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content)
         except OSError:
-            return  # the client did not wait
+            return  # the client has closed the connection

@@ -1,4 +1,4 @@
-"""One DNS query over UDP (RFC 1035 section 4), enough to see what the world sees."""
+"""One DNS query over UDP (RFC 1035 section 4), for tests that check what DNS clients get."""
 
 import secrets
 import socket
@@ -12,7 +12,7 @@ TIMEOUT_S: Final = 5.0
 
 
 def resolve(port: int, name: str, kind: str) -> list[tuple[str, str]]:
-    """The answers of the server on loopback as (type, content); empty where there are none, or no such name."""
+    """The answers of the server on loopback as (type, content); empty if there are none, or no such name."""
     number = secrets.randbits(16)
     question = _wire(name) + struct.pack("!HH", TYPES[kind], 1)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
@@ -37,16 +37,16 @@ def _wire(name: str) -> bytes:
 
 
 def _name(message: bytes, at: int) -> tuple[str, int]:
-    """The name at an offset, with its compression undone, and the offset behind it."""
-    labels, behind = [], None
+    """The name at an offset, decompressed, and the offset after it."""
+    labels, after = [], None
     while length := message[at]:
         if length >= 0xC0:
-            behind = behind or at + 2
+            after = after or at + 2
             at = struct.unpack_from("!H", message, at)[0] & 0x3FFF
             continue
         labels.append(message[at + 1 : at + 1 + length].decode())
         at += 1 + length
-    return ".".join(labels), behind or at + 1
+    return ".".join(labels), after or at + 1
 
 
 def _content(message: bytes, at: int, type_: int, length: int) -> str:

@@ -1,4 +1,4 @@
-"""PowerDNS with a SQLite file on loopback: started, stopped, and its zones seen and changed by hand."""
+"""PowerDNS with a SQLite file on loopback, and its zones as an administrator reads and changes them."""
 
 import secrets
 import socket
@@ -23,7 +23,7 @@ Row = tuple[str, str, int, str, bool]
 
 
 class PowerDns:
-    """One server in ``folder``. The same ports and zones after a stop and a start."""
+    """One server with its files in ``folder``. It keeps its ports and zones when it is stopped and started."""
 
     def __init__(self, folder: Path) -> None:
         self._program = installed()
@@ -43,21 +43,21 @@ class PowerDns:
         (folder / "pdns.conf").write_text(self._configuration())
 
     def close(self) -> None:
-        """Stop it for good."""
+        """Stop the server for good."""
         self.stop()
         self._client.close()
 
     @property
     def api_key(self) -> str:
-        """The key, for tests that look for it where it must not be."""
+        """The API key, for tests that it must not leak."""
         return self._api_key
 
     def start(self) -> None:
-        """Start it and wait until its API answers. Raises ``RuntimeError`` with its log when it does not."""
+        """Start the server and wait until its API answers. Raises ``RuntimeError`` with its log otherwise."""
         log = self._folder / "pdns.log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                # The server goes with us, whatever ends us.
+                # The server ends with this process, however that ends.
                 ("setpriv", "--pdeathsig", "KILL", self._program, f"--config-dir={self._folder}"),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -76,26 +76,26 @@ class PowerDns:
         raise RuntimeError(f"{NO_SERVER}: {log.read_text(errors='replace')[-2000:]}")
 
     def stop(self) -> None:
-        """End it at once."""
+        """Kill the server."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def api(self, method: str, path: str, body: object = None) -> Value:
-        """One call of the API below the server's path, by hand; the decoded answer, or None where there is none."""
+        """One call of the API below the server's path; the decoded answer, or None for an empty one."""
         answer = self._client.request(method, f"/api/v1/servers/localhost{path}", json=body)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
     def sql(self, statement: str, *values: object) -> None:
-        """One statement on the database itself, for states that the API does not make."""
+        """One statement on the database, for states that can't be made by the API."""
         with sqlite3.connect(self._database) as database:
             database.execute(statement, values)
         database.close()
 
     def resolve(self, name: str, kind: str) -> list[tuple[str, str]]:
-        """What the server answers over DNS, as (type, content)."""
+        """The server's answers over DNS, as (type, content)."""
         return resolve(self.dns_port, name, kind)
 
     def make_zone(self, name: str) -> "Zone":
@@ -132,7 +132,7 @@ class PowerDns:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """One zone, as a person at the server sees it."""
+    """One zone, as an administrator reads and changes it."""
 
     server: PowerDns
     name: str
@@ -149,7 +149,7 @@ class Zone:
         self.server.api("PATCH", f"/zones/{self.name}.", {"rrsets": [change]})
 
     def rows(self) -> set[Row]:
-        """Every record but the SOA, whose serial counts the changes."""
+        """Every record except the SOA, whose serial changes with each write."""
         return {
             (each["name"].removesuffix("."), each["type"], each["ttl"], record["content"], record["disabled"])
             for each in self._all()["rrsets"]
@@ -158,12 +158,12 @@ class Zone:
         }
 
     def count(self) -> int:
-        """How many records there are, equal ones too, but the SOA."""
+        """The number of records except the SOA, duplicates included."""
         return sum(len(each["records"]) for each in self._all()["rrsets"]) - 1
 
     @property
     def serial(self) -> int:
-        """The SOA's serial, which every change raises."""
+        """The serial of the SOA, which every write increases."""
         serial: int = self._all()["serial"]
         return serial
 
@@ -172,7 +172,7 @@ class Zone:
 
 
 def _free_port() -> int:
-    """A port that is free for TCP and UDP just now."""
+    """A port that is free for TCP and UDP at the moment."""
     with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         tcp.bind(("127.0.0.1", 0))
         port: int = tcp.getsockname()[1]

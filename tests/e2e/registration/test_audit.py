@@ -1,4 +1,4 @@
-"""``python -m operator_app audit`` on a real API server: what it finds, what it removes, and what it never touches."""
+"""``python -m operator_app audit`` on a real API server: what it finds, what it removes, and what it never removes."""
 
 import subprocess
 import sys
@@ -35,18 +35,18 @@ def audited(kubeconfig: Path, namespace: str, *flags: str) -> tuple[int, list[st
 
 
 def finding(line: str) -> tuple[str, ...]:
-    """The first columns of a line: kind, registry, name."""
+    """The first columns of a line: finding, registry, name."""
     return tuple(line.split()[:3])
 
 
 def registered(admin: Kube, key: Key, hostname: str) -> Object:
-    """A proxy whose record is confirmed."""
+    """Create a proxy and wait until its record is confirmed; the object."""
     admin.create(ENVOY_PROXY, a_proxy(*key, registration={"hostname": hostname}))
     return admin.wait_until(ENVOY_PROXY, key, holds("Registered"), 20)
 
 
 def left_behind(kind: Kind, name: str, namespace: str, uid: str, **spec: Any) -> Object:
-    """An object of the operator's about a proxy that never was."""
+    """An object of the operator for a proxy that does not exist."""
     return {
         "apiVersion": kind.api_version,
         "kind": kind.kind,
@@ -60,7 +60,7 @@ def left_behind(kind: Kind, name: str, namespace: str, uid: str, **spec: Any) ->
 
 
 def outside_record(uid: str, namespace: str, operator: str = "operator-app") -> dict[str, Any]:
-    """A record as the registry of files holds it."""
+    """A record in the format of the registry of files."""
     return {
         "operator": operator,
         "uid": uid,
@@ -71,10 +71,10 @@ def outside_record(uid: str, namespace: str, operator: str = "operator-app") -> 
     }
 
 
-def test_where_all_is_well_nothing_is_found(
+def test_consistent_objects_give_no_findings(
     admin: Kube, namespace: str, operator: OperatorProcess, operator_kubeconfig: Path, outside: Outside
 ) -> None:
-    """One proxy, registered: exit code 0, one line."""
+    """With one registered proxy the exit code is 0 and the output one line."""
     operator.start(*FLAGS)
     registered(admin, Key(namespace, "web"), f"{namespace}.example.com")
     code, lines, errors = audited(operator_kubeconfig, namespace)
@@ -85,30 +85,32 @@ def test_where_all_is_well_nothing_is_found(
     assert outside.calls("register") == [f"register {namespace}.example.com"]
 
 
-def test_fix_removes_what_the_dead_have_left_and_touches_nobody_elses(
+def test_fix_removes_only_what_deleted_proxies_have_left(
     admin: Kube, namespace: str, operator: OperatorProcess, operator_kubeconfig: Path, outside: Outside
 ) -> None:
-    """Entry, claim and outside record of dead proxies go; the living, strangers and other operators keep theirs."""
-    dead, alive = str(uuid.uuid4()), Key(namespace, "web")
+    """Their entries, claims and records go; those of live proxies, other operators and foreign owners stay."""
+    deleted_uid, live = str(uuid.uuid4()), Key(namespace, "web")
     mine, lost, stray, claimed = (f"{each}.{namespace}.example.com" for each in ("mine", "lost", "stray", "claimed"))
     foreign, other = f"foreign.{namespace}.example.com", f"other.{namespace}.example.com"
     operator.start(*FLAGS)
-    proxy = registered(admin, alive, mine)
+    proxy = registered(admin, live, mine)
     operator.stop()
     ports = {"generation": 1, "address": "x", "ports": [], "registry": NAME, "hostname": lost}
-    admin.create(PROXY_REGISTRATION, left_behind(PROXY_REGISTRATION, f"proxy-{dead}", namespace, dead, **ports))
-    admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, lost, namespace, dead, hostname=lost))
+    admin.create(
+        PROXY_REGISTRATION, left_behind(PROXY_REGISTRATION, f"proxy-{deleted_uid}", namespace, deleted_uid, **ports)
+    )
+    admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, lost, namespace, deleted_uid, hostname=lost))
     admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, claimed, namespace, str(uuid.uuid4()), hostname=claimed))
-    outside.put(lost, outside_record(dead, namespace))
+    outside.put(lost, outside_record(deleted_uid, namespace))
     outside.put(stray, outside_record(str(uuid.uuid4()), namespace))
     outside.put(foreign, {"address": "192.0.2.1"})
-    outside.put(other, outside_record(dead, namespace, operator="another"))
+    outside.put(other, outside_record(deleted_uid, namespace, operator="another"))
     before = outside.records()
 
     code, lines, _ = audited(operator_kubeconfig, namespace)
     assert code == 1
     assert {finding(each) for each in lines[1:-1]} == {
-        ("record-without-proxy", "in-cluster", f"proxy-{dead}"),
+        ("record-without-proxy", "in-cluster", f"proxy-{deleted_uid}"),
         ("record-without-proxy", NAME, stray),
         ("claim-without-proxy", "in-cluster", claimed),
     }
@@ -118,17 +120,17 @@ def test_fix_removes_what_the_dead_have_left_and_touches_nobody_elses(
     assert code == 0
     assert sum(each.startswith("removed: ") for each in lines) == 3
     assert set(outside.records()) == {mine, foreign, other}
-    assert admin.find(PROXY_REGISTRATION, Key(OPERATOR_NAMESPACE, f"proxy-{dead}")) is None
+    assert admin.find(PROXY_REGISTRATION, Key(OPERATOR_NAMESPACE, f"proxy-{deleted_uid}")) is None
     assert [admin.find(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, each)) for each in (lost, claimed)] == [None, None]
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is not None
     assert admin.find(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, mine)) is not None
     assert audited(operator_kubeconfig, namespace)[0] == 0
 
 
-def test_what_is_a_living_proxys_is_told_and_left(
+def test_findings_about_a_live_proxy_are_reported_and_not_fixed(
     admin: Kube, namespace: str, operator: OperatorProcess, operator_kubeconfig: Path, outside: Outside
 ) -> None:
-    """A record that vanished and one under a name that nobody declared: told, and left by --fix."""
+    """A missing record, and one under a hostname that is not declared: ``--fix`` changes neither."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(*FLAGS)
     proxy = registered(admin, key, hostname)
@@ -148,10 +150,10 @@ def test_what_is_a_living_proxys_is_told_and_left(
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is not None
 
 
-def test_a_registry_that_cannot_be_read_is_one_sentence_and_not_an_empty_one(
+def test_a_registry_that_cannot_be_read_is_reported_and_not_taken_for_empty(
     admin: Kube, namespace: str, operator: OperatorProcess, operator_kubeconfig: Path, outside: Outside
 ) -> None:
-    """Exit code 1, nothing concluded from silence, nothing removed."""
+    """Exit code 1, one line on standard error, no findings about that registry, nothing removed."""
     operator.start(*FLAGS)
     registered(admin, Key(namespace, "web"), f"{namespace}.example.com")
     outside.fail("down")
@@ -172,7 +174,7 @@ def test_a_registry_that_cannot_be_read_is_one_sentence_and_not_an_empty_one(
     ],
     ids=["no cluster", "no such registry"],
 )
-def test_bad_input_is_one_sentence(
+def test_bad_input_is_reported_in_one_sentence(
     flags: tuple[str, ...], sentence: str, namespace: str, operator_kubeconfig: Path, outside: Outside
 ) -> None:
     """Exit code 2, one line on standard error, nothing on standard output."""
@@ -183,8 +185,8 @@ def test_bad_input_is_one_sentence(
     assert outside.calls("") == []
 
 
-def test_the_sweep_counts_findings(admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside) -> None:
-    """What fits nowhere shows in the operator's metrics, and is gone from them when it is gone."""
+def test_the_resync_counts_findings(admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside) -> None:
+    """The operator's metrics show a finding, and no longer show it once it is gone."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(f"--registry={NAME}", "--sweep-interval-s=1", f"--namespaces={namespace}")
     registered(admin, key, hostname)

@@ -1,6 +1,6 @@
-"""The PowerDNS registry against a real server: what it makes, what it leaves alone, and every fault on the way.
+"""The PowerDNS registry against a real server: what it writes, what it never writes, and a fault at every request.
 
-Each test compares the whole zone, so a duplicate, an orphan or a stranger's record that changed fails it.
+Each test compares the whole zone, so it fails on a duplicate or left-over record and on any change of a foreign one.
 """
 
 import logging
@@ -31,7 +31,7 @@ from operator_app.settings import Settings
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
 from tests.e2e.powerdns.fixture import proxy as proxy  # noqa: PLC0414
 from tests.e2e.powerdns.fixture import zone as zone  # noqa: PLC0414
-from tests.e2e.powerdns.proxy import FaultyProxy, Strike
+from tests.e2e.powerdns.proxy import FaultyProxy, HttpFault
 from tests.e2e.powerdns.server import PowerDns, Row, Zone
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ Operator = Callable[..., AbstractAsyncContextManager[PowerDnsRegistry]]
 
 @pytest.fixture
 def operator(powerdns: PowerDns, proxy: FaultyProxy, zone: Zone) -> Operator:
-    """Makes a registry that writes the test's zone through the failing proxy; keywords change its settings."""
+    """A factory of registries that write the test's zone through the faulty proxy; keywords change their settings."""
 
     def make(name: str = OPERATOR, **settings: Any) -> AbstractAsyncContextManager[PowerDnsRegistry]:
         return connect(
@@ -68,7 +68,7 @@ def operator(powerdns: PowerDns, proxy: FaultyProxy, zone: Zone) -> Operator:
 
 @pytest.fixture
 async def registry(operator: Operator) -> AsyncIterator[PowerDnsRegistry]:
-    """The registry of this operator."""
+    """The registry of the operator under test."""
     async with operator() as registry:
         yield registry
 
@@ -92,7 +92,7 @@ def kind_of(address: str) -> str:
 
 
 def pair(record: Record, *, operator: str = OPERATOR, ttl_s: int = TTL_S) -> set[Row]:
-    """The two records that a registered record is."""
+    """The two DNS records of a registered record."""
     assert record.hostname is not None
     kind = kind_of(record.address)
     content = f"{record.address}." if kind == "CNAME" else record.address
@@ -104,7 +104,7 @@ def pair(record: Record, *, operator: str = OPERATOR, ttl_s: int = TTL_S) -> set
 
 
 def reason(registration: Registration) -> str | None:
-    """Why a registration did not happen."""
+    """The reason of a registration's problem; None if it succeeded."""
     assert (registration.outcome is Outcome.SKIPPED) == (registration.problem is not None)
     return registration.problem.reason if registration.problem else None
 
@@ -115,22 +115,22 @@ async def remove(registry: PowerDnsRegistry, record: Record) -> Outcome:
     return await registry.deregister(record.uid, record.hostname)
 
 
-# What it makes
+# What it writes
 
 
 @pytest.mark.parametrize(("address", "kind"), ADDRESSES)
-async def test_a_pair_appears_answers_and_goes(
+async def test_a_pair_is_created_resolved_and_removed(
     registry: PowerDnsRegistry, proxy: FaultyProxy, zone: Zone, address: str, kind: str
 ) -> None:
-    """A first registration makes exactly the pair, DNS answers it, and removal leaves the zone as it was before."""
-    strangers = zone.rows()
+    """A first registration creates exactly the pair, DNS resolves it, and its removal restores the zone."""
+    foreign = zone.rows()
     record = a_record(zone, address=address)
     assert record.hostname is not None
     assert await registry.observe(record) is Comparison.ABSENT
     with proxy.counted() as first:
         assert await registry.register(record) == Registration(Outcome.CREATED)
     assert first == ["GET", "GET", "SEARCH", "PATCH", "GET", "GET"]
-    assert zone.rows() == strangers | pair(record)
+    assert zone.rows() == foreign | pair(record)
     assert zone.server.resolve(record.hostname, kind) == [(kind, address)]
     [(_, ownership)] = zone.server.resolve(f"_edge-owner.{record.hostname}", "TXT")
     assert f"uid={record.uid}" in ownership.split()
@@ -145,53 +145,53 @@ async def test_a_pair_appears_answers_and_goes(
     with proxy.counted() as removal:
         assert await remove(registry, record) is Outcome.DELETED
     assert removal == ["GET", "GET", "PATCH", "GET", "GET"]
-    assert zone.rows() == strangers
+    assert zone.rows() == foreign
     assert zone.server.resolve(record.hostname, kind) == []
-    with proxy.counted() as again:
+    with proxy.counted() as repeated:
         assert await remove(registry, record) is Outcome.UNCHANGED
-    assert again == ["GET", "GET"]
+    assert repeated == ["GET", "GET"]
 
 
 @pytest.mark.parametrize(("after", "_kind"), ADDRESSES)
 @pytest.mark.parametrize(("before", "_before_kind"), ADDRESSES)
-async def test_an_address_of_another_type_replaces_the_former_one(
+async def test_an_address_of_another_type_replaces_the_previous_one(
     registry: PowerDnsRegistry, proxy: FaultyProxy, zone: Zone, before: str, after: str, _kind: str, _before_kind: str
 ) -> None:
     """A new generation with an address of any type leaves one pair, in one change."""
-    strangers = zone.rows()
+    foreign = zone.rows()
     await registry.register(a_record(zone, address=before))
     newer = a_record(zone, address=after, generation=4)
     assert await registry.observe(newer) is Comparison.DIFFERENT
     with proxy.counted() as update:
         assert await registry.register(newer) == Registration(Outcome.CONFIGURED)
     assert update == ["GET", "GET", "PATCH", "GET", "GET"]
-    assert zone.rows() == strangers | pair(newer)
+    assert zone.rows() == foreign | pair(newer)
 
 
-async def test_the_proxys_own_ttl_wins(registry: PowerDnsRegistry, zone: Zone) -> None:
+async def test_the_proxys_own_ttl_overrides_the_default(registry: PowerDnsRegistry, zone: Zone) -> None:
     """A TTL in the record is the TTL of both records; without one it is the operator's default again."""
-    strangers = zone.rows()
+    foreign = zone.rows()
     await registry.register(a_record(zone, ttl_s=17))
-    assert zone.rows() == strangers | pair(a_record(zone), ttl_s=17)
+    assert zone.rows() == foreign | pair(a_record(zone), ttl_s=17)
     assert await registry.register(a_record(zone)) == Registration(Outcome.CONFIGURED)
-    assert zone.rows() == strangers | pair(a_record(zone))
+    assert zone.rows() == foreign | pair(a_record(zone))
 
 
 async def test_a_zones_own_name_can_have_an_address(registry: PowerDnsRegistry, zone: Zone) -> None:
-    """At the apex an address stands beside SOA, NS and MX, which stay; an alias is refused with a sentence."""
-    strangers = zone.rows()
+    """At the apex an address is added beside SOA, NS and MX, which stay; a CNAME is refused with a message."""
+    foreign = zone.rows()
     record = a_record(zone, hostname=zone.name)
     assert await registry.register(record) == Registration(Outcome.CREATED)
-    assert zone.rows() == strangers | pair(record)
+    assert zone.rows() == foreign | pair(record)
     with pytest.raises(InvalidError, match="can't be an alias") as refused:
         await registry.register(replace(record, address="lb.example.net"))
     assert refused.value.reason == "AddressUnusable"
     assert await remove(registry, record) is Outcome.DELETED
-    assert zone.rows() == strangers
+    assert zone.rows() == foreign
 
 
-async def test_the_longest_zone_takes_the_name(operator: Operator, zone: Zone) -> None:
-    """Of two zones around a hostname the inner one gets the pair; a hostname in none of them is refused."""
+async def test_the_most_specific_zone_gets_the_records(operator: Operator, zone: Zone) -> None:
+    """Of two zones that contain a hostname the inner one gets the pair; a hostname in no zone is refused."""
     inner = zone.server.make_zone(f"eu.{zone.name}")
     outside = zone.rows()
     async with operator(powerdns_zones=f"{zone.name},{inner.name}.") as registry:
@@ -206,8 +206,10 @@ async def test_the_longest_zone_takes_the_name(operator: Operator, zone: Zone) -
         assert await remove(registry, elsewhere) is Outcome.UNCHANGED
 
 
-async def test_entries_are_ours_alone(registry: PowerDnsRegistry, operator: Operator, zone: Zone) -> None:
-    """The audit's list has each record of this operator once, and neither another operator's nor a stranger's."""
+async def test_entries_lists_only_records_of_this_operator(
+    registry: PowerDnsRegistry, operator: Operator, zone: Zone
+) -> None:
+    """The list for audits has each record of this operator once, and no record of anybody else."""
     record, second = a_record(zone), a_record(zone, uid="u2", hostname=f"cart.{zone.name}", proxy=Key("team-b", "cart"))
     await registry.register(record)
     await registry.register(second)
@@ -218,7 +220,7 @@ async def test_entries_are_ours_alone(registry: PowerDnsRegistry, operator: Oper
     assert found == {(each.uid, each.proxy, each.hostname) for each in (record, second)}
 
 
-# Whose names they are
+# Who owns which names
 
 
 @pytest.mark.parametrize("address", [address for address, _ in ADDRESSES])
@@ -232,10 +234,10 @@ async def test_entries_are_ours_alone(registry: PowerDnsRegistry, operator: Oper
         ("TXT", '"v=spf1 -all"'),
     ],
 )
-async def test_a_strangers_name_is_never_touched(
+async def test_a_foreign_name_is_never_written(
     registry: PowerDnsRegistry, proxy: FaultyProxy, zone: Zone, address: str, kind: str, content: str
 ) -> None:
-    """A name with any record and no ownership of ours stays as it is, and the refusal tells nothing of who has it."""
+    """A name with any record and no ownership record of ours is not changed; the problem hides its owner."""
     record = a_record(zone, address=address)
     assert record.hostname is not None
     zone.put(record.hostname, kind, content)
@@ -251,16 +253,18 @@ async def test_a_strangers_name_is_never_touched(
     assert "PATCH" not in proxy.requests
 
 
-async def test_a_disabled_record_keeps_its_name(registry: PowerDnsRegistry, proxy: FaultyProxy, zone: Zone) -> None:
-    """A record that somebody has parked is not served, and is still not overwritten."""
+async def test_a_name_with_a_disabled_record_is_not_free(
+    registry: PowerDnsRegistry, proxy: FaultyProxy, zone: Zone
+) -> None:
+    """A disabled record is not served, and is not overwritten all the same."""
     before = zone.rows()
     assert reason(await registry.register(a_record(zone, hostname=f"parked.{zone.name}"))) == "HostnameTaken"
     assert zone.rows() == before
     assert "PATCH" not in proxy.requests
 
 
-async def test_a_strangers_address_at_the_apex_stays(registry: PowerDnsRegistry, zone: Zone) -> None:
-    """SOA and NS do not make the apex somebody's; an address there does."""
+async def test_a_foreign_address_at_the_apex_is_never_written(registry: PowerDnsRegistry, zone: Zone) -> None:
+    """With SOA and NS alone the apex is free; with an address it is not."""
     zone.put(zone.name, "AAAA", "2001:db8::1")
     before = zone.rows()
     assert reason(await registry.register(a_record(zone, hostname=zone.name))) == "HostnameTaken"
@@ -278,10 +282,10 @@ async def test_a_strangers_address_at_the_apex_stays(registry: PowerDnsRegistry,
         '"heritage=operator-app" "operator=edge" "uid=another" "proxy=team-a/checkout" "generation=3"',
     ],
 )
-async def test_an_ownership_that_is_not_exactly_ours_is_foreign(
+async def test_an_ownership_record_that_is_not_exactly_ours_is_foreign(
     registry: PowerDnsRegistry, zone: Zone, content: str
 ) -> None:
-    """Another text, operator or UID at the owner name: not ours to write and not ours to remove."""
+    """With another text, operator or UID at the owner name, nothing is written and nothing is removed."""
     record = a_record(zone)
     zone.put(f"_edge-owner.{record.hostname}", "TXT", content.format(uid=record.uid))
     before = zone.rows()
@@ -292,16 +296,16 @@ async def test_an_ownership_that_is_not_exactly_ours_is_foreign(
 
 
 async def test_the_first_of_two_proxies_keeps_the_hostname(registry: PowerDnsRegistry, zone: Zone) -> None:
-    """The second proxy gets nothing until the first one is deregistered, and then everything."""
-    strangers = zone.rows()
+    """The second proxy is refused until the first one is deregistered, and then registered."""
+    foreign = zone.rows()
     first, second = a_record(zone), a_record(zone, uid="second", address="203.0.113.8")
     await registry.register(first)
     assert reason(await registry.register(second)) == "HostnameTaken"
     assert await remove(registry, second) is Outcome.SKIPPED
-    assert zone.rows() == strangers | pair(first)
+    assert zone.rows() == foreign | pair(first)
     await remove(registry, first)
     assert await registry.register(second) == Registration(Outcome.CREATED)
-    assert zone.rows() == strangers | pair(second)
+    assert zone.rows() == foreign | pair(second)
 
 
 @pytest.mark.parametrize("address", [address for address, _ in ADDRESSES])
@@ -315,19 +319,19 @@ async def test_the_first_of_two_proxies_keeps_the_hostname(registry: PowerDnsReg
         ("_edge-owner.shop", "CNAME", "theirs.example.net."),
     ],
 )
-async def test_a_name_taken_between_look_and_write_is_not_touched(
+async def test_a_name_taken_between_read_and_write_is_not_written(
     registry: PowerDnsRegistry, proxy: FaultyProxy, zone: Zone, address: str, name: str, kind: str, content: str
 ) -> None:
-    """A stranger who writes right before our claim keeps the name: the server refuses the claim as a whole."""
-    proxy.strike("PATCH", Strike(before=lambda: zone.put(f"{name}.{zone.name}", kind, content)))
-    strangers = zone.rows()
+    """A foreign record written right before our create stays: the server refuses the create as a whole."""
+    proxy.inject("PATCH", HttpFault(before=lambda: zone.put(f"{name}.{zone.name}", kind, content)))
+    foreign = zone.rows()
     assert reason(await registry.register(a_record(zone, address=address))) == "HostnameTaken"
-    assert zone.rows() == strangers | {(f"{name}.{zone.name}", kind, 60, content, False)}
+    assert zone.rows() == foreign | {(f"{name}.{zone.name}", kind, 60, content, False)}
 
 
-async def test_of_many_operators_one_gets_the_name(operator: Operator, zone: Zone) -> None:
-    """Eight operators claim one hostname at once: one pair stands, it is the winner's, and the others say so."""
-    strangers = zone.rows()
+async def test_one_of_many_operators_gets_the_name(operator: Operator, zone: Zone) -> None:
+    """Eight operators register one hostname at once: one pair is created, and the others get ``HostnameTaken``."""
+    foreign = zone.rows()
     outcomes: dict[str, Registration] = {}
     records = {f"op-{n}": a_record(zone, uid=f"uid-{n}", address=f"203.0.113.{n}") for n in range(8)}
 
@@ -345,45 +349,45 @@ async def test_of_many_operators_one_gets_the_name(operator: Operator, zone: Zon
     winners = [name for name, outcome in outcomes.items() if outcome.problem is None]
     assert len(winners) == 1
     assert {reason(outcome) for outcome in outcomes.values()} == {None, "HostnameTaken"}
-    assert zone.rows() == strangers | pair(records[winners[0]], operator=winners[0])
+    assert zone.rows() == foreign | pair(records[winners[0]], operator=winners[0])
     assert zone.count() == len(zone.rows())
 
 
 async def test_an_older_generation_never_replaces_a_newer_one(
     registry: PowerDnsRegistry, proxy: FaultyProxy, zone: Zone
 ) -> None:
-    """What arrives late finds the newer record and writes nothing."""
-    strangers = zone.rows()
+    """A late registration finds the newer record and writes nothing."""
+    foreign = zone.rows()
     newer, older = a_record(zone, generation=10, address="203.0.113.8"), a_record(zone, generation=9)
     await registry.register(newer)
     with proxy.counted() as requests:
         assert await registry.observe(older) is Comparison.NEWER
         assert reason(await registry.register(older)) == "NewerRecord"
     assert "PATCH" not in requests
-    assert zone.rows() == strangers | pair(newer)
+    assert zone.rows() == foreign | pair(newer)
 
 
-async def test_a_first_registration_overtaken_by_a_newer_one_yields(
+async def test_a_first_registration_overtaken_by_a_newer_one_writes_nothing(
     registry: PowerDnsRegistry, operator: Operator, proxy: FaultyProxy, zone: Zone
 ) -> None:
-    """Two holders of one proxy both find the name free: the later claim is refused, though it is of the same UID."""
-    strangers = zone.rows()
+    """Two replicas with one proxy both find the name free: the later create is refused, in spite of the same UID."""
+    foreign = zone.rows()
     newer, older = a_record(zone, generation=10, address="203.0.113.8"), a_record(zone, generation=9)
 
     async def overtake() -> None:
         async with operator(powerdns_url=zone.server.url) as second:
             await second.register(newer)
 
-    proxy.strike("PATCH", Strike(before=lambda: anyio.run(overtake)))
+    proxy.inject("PATCH", HttpFault(before=lambda: anyio.run(overtake)))
     assert reason(await registry.register(older)) == "NewerRecord"
-    assert zone.rows() == strangers | pair(newer)
+    assert zone.rows() == foreign | pair(newer)
 
 
-async def test_of_several_claims_side_by_side_the_lowest_holds(
+async def test_of_several_ownership_records_the_lowest_wins(
     registry: PowerDnsRegistry, operator: Operator, zone: Zone
 ) -> None:
-    """A database that let two claims in is put right by one of them, whichever comes first."""
-    strangers = zone.rows()
+    """Where a database accepted two ownership records, the lowest operator corrects both, in whatever order."""
+    foreign = zone.rows()
     ours, theirs = a_record(zone), a_record(zone, uid="theirs", address="203.0.113.8")
     both = [
         Ownership(name, each.uid, each.proxy, each.generation).content
@@ -397,11 +401,11 @@ async def test_of_several_claims_side_by_side_the_lowest_holds(
         assert await remove(other, theirs) is Outcome.SKIPPED
         assert await registry.register(ours) == Registration(Outcome.CONFIGURED)
         assert reason(await other.register(theirs)) == "HostnameTaken"
-    assert zone.rows() == strangers | pair(ours)
+    assert zone.rows() == foreign | pair(ours)
 
 
-async def test_a_record_that_stands_twice_is_made_one(registry: PowerDnsRegistry, zone: Zone) -> None:
-    """Overlapping changes can leave equal records on some databases; the next round leaves one of each."""
+async def test_a_duplicate_record_is_made_one(registry: PowerDnsRegistry, zone: Zone) -> None:
+    """Overlapping changes can leave duplicates on some databases; the next call leaves one of each."""
     record = a_record(zone)
     await registry.register(record)
     count = zone.count()
@@ -466,10 +470,10 @@ EDITS = [
 
 
 @pytest.mark.parametrize("edit", EDITS)
-async def test_what_is_changed_by_hand_is_put_back(
+async def test_an_edit_by_hand_is_reverted(
     registry: PowerDnsRegistry, zone: Zone, edit: Callable[[Zone, str], None]
 ) -> None:
-    """Any edit of a name that our ownership stands at is seen and undone, a half pair is completed."""
+    """Any edit of a name that we own is detected and reverted; half a pair is completed."""
     record = a_record(zone)
     assert record.hostname is not None
     await registry.register(record)
@@ -482,21 +486,21 @@ async def test_what_is_changed_by_hand_is_put_back(
 
 
 @pytest.mark.parametrize("edit", EDITS)
-async def test_what_was_changed_by_hand_is_removed_all_the_same(
+async def test_a_record_that_was_edited_by_hand_is_removed_all_the_same(
     registry: PowerDnsRegistry, zone: Zone, edit: Callable[[Zone, str], None]
 ) -> None:
-    """Whatever address stands at our name goes with the name: no orphan."""
-    strangers = zone.rows()
+    """Every address record at a name that we own is removed with it."""
+    foreign = zone.rows()
     record = a_record(zone)
     assert record.hostname is not None
     await registry.register(record)
     edit(zone, record.hostname)
     assert await remove(registry, record) is Outcome.DELETED
-    assert zone.rows() == strangers
+    assert zone.rows() == foreign
 
 
-async def test_without_its_ownership_an_address_is_nobodys_to_write(registry: PowerDnsRegistry, zone: Zone) -> None:
-    """Once the TXT is deleted by hand nothing proves the address ours: it stays, and the condition says so."""
+async def test_an_address_without_its_ownership_record_is_foreign(registry: PowerDnsRegistry, zone: Zone) -> None:
+    """Once the TXT is deleted by hand nothing proves that the address is ours: it is neither written nor removed."""
     record = a_record(zone)
     await registry.register(record)
     zone.remove(f"_edge-owner.{record.hostname}", "TXT")
@@ -508,7 +512,7 @@ async def test_without_its_ownership_an_address_is_nobodys_to_write(registry: Po
 
 
 async def test_other_types_beside_our_address_stay(registry: PowerDnsRegistry, zone: Zone) -> None:
-    """An MX that somebody puts at our name outlives updates and removal; it keeps an alias out, which is said."""
+    """A foreign MX at our name survives updates and the removal; a CNAME beside it is refused with a message."""
     record = a_record(zone)
     assert record.hostname is not None
     await registry.register(record)
@@ -525,8 +529,8 @@ async def test_other_types_beside_our_address_stay(registry: PowerDnsRegistry, z
     assert zone.rows() == before - pair(replace(record, generation=4))
 
 
-async def test_comments_of_others_do_not_count(registry: PowerDnsRegistry, zone: Zone) -> None:
-    """The server tells every comment of a zone with each answer; they are neither records nor in the way."""
+async def test_comments_in_the_zone_are_ignored(registry: PowerDnsRegistry, zone: Zone) -> None:
+    """The server returns every comment of a zone with each answer; they do not count as records."""
     comment = {"content": "by hand", "account": "admin"}
     change = {"name": f"mail.{zone.name}.", "type": "A", "changetype": "REPLACE", "comments": [comment]}
     zone.server.api("PATCH", f"/zones/{zone.name}.", {"rrsets": [change]})
@@ -554,24 +558,24 @@ async def delete(registry: PowerDnsRegistry, zone: Zone) -> object:
 
 STEPS = [create, update, delete]
 FAULTS = [
-    pytest.param(Strike(is_lost=True), id="answer-lost"),
-    pytest.param(Strike(is_dropped=True), id="never-arrived"),
-    pytest.param(Strike(status=500, body=b'{"error": "database is locked"}'), id="500"),
-    pytest.param(Strike(status=502, body=b"<html>"), id="502"),
-    pytest.param(Strike(status=503, headers={"Retry-After": "7"}), id="503"),
-    pytest.param(Strike(status=429, headers={"Retry-After": "7"}), id="429"),
-    pytest.param(Strike(delay_s=SHORT_TIMEOUT_S + 0.2), id="slow"),
+    pytest.param(HttpFault(is_lost=True), id="answer-lost"),
+    pytest.param(HttpFault(is_dropped=True), id="never-arrived"),
+    pytest.param(HttpFault(status=500, body=b'{"error": "database is locked"}'), id="500"),
+    pytest.param(HttpFault(status=502, body=b"<html>"), id="502"),
+    pytest.param(HttpFault(status=503, headers={"Retry-After": "7"}), id="503"),
+    pytest.param(HttpFault(status=429, headers={"Retry-After": "7"}), id="429"),
+    pytest.param(HttpFault(delay_s=SHORT_TIMEOUT_S + 0.2), id="slow"),
 ]
 
 
 def after(zone: Zone, step: Callable[..., Any]) -> set[Row]:
-    """The pair that stands after a step."""
+    """The pair that is in the zone after a step."""
     if step is create:
         return pair(a_record(zone))
     return pair(a_record(zone, generation=4, address="lb.example.net")) if step is update else set()
 
 
-@pytest.mark.parametrize("strike", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("method", "nth"), [("GET", 1), ("GET", 2), ("PATCH", 1), ("GET", 3), ("GET", 4)])
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_fault_at_any_request_is_completed_by_the_next_call(
@@ -581,33 +585,33 @@ async def test_a_fault_at_any_request_is_completed_by_the_next_call(
     step: Callable[..., Any],
     method: str,
     nth: int,
-    strike: Strike,
+    fault: HttpFault,
 ) -> None:
-    """Each fault at each request is a TransientError that leaves the state before or after; the next call ends it."""
-    strangers = zone.rows()
-    async with operator(powerdns_timeout_s=SHORT_TIMEOUT_S if strike.delay_s else TIMEOUT_S) as registry:
+    """A fault at any request is a TransientError that leaves the state before or after; the next call completes it."""
+    foreign = zone.rows()
+    async with operator(powerdns_timeout_s=SHORT_TIMEOUT_S if fault.delay_s else TIMEOUT_S) as registry:
         if step is not create:
             await registry.register(a_record(zone))
         before = zone.rows()
-        proxy.strike(method, strike, nth=nth)
+        proxy.inject(method, fault, nth=nth)
         with pytest.raises(TransientError) as failed:
             await step(registry, zone)
-        assert isinstance(failed.value, ThrottledError) == (strike.status == 429)
-        assert failed.value.retry_after_s == (7 if strike.headers else None)
-        if strike.delay_s:
-            await anyio.sleep(0.4)  # what is only late still arrives
-        assert zone.rows() in (before, strangers | after(zone, step))
+        assert isinstance(failed.value, ThrottledError) == (fault.status == 429)
+        assert failed.value.retry_after_s == (7 if fault.headers else None)
+        if fault.delay_s:
+            await anyio.sleep(0.4)  # a delayed request still arrives
+        assert zone.rows() in (before, foreign | after(zone, step))
         await step(registry, zone)
-        assert zone.rows() == strangers | after(zone, step)
+        assert zone.rows() == foreign | after(zone, step)
         assert zone.count() == len(zone.rows())
 
 
 async def test_a_change_that_arrives_late_still_finds_the_name_taken(
     registry: PowerDnsRegistry, operator: Operator, proxy: FaultyProxy, zone: Zone
 ) -> None:
-    """A claim that was given up and reaches the server after another operator's has no effect."""
-    strangers = zone.rows()
-    proxy.strike("PATCH", Strike(delay_s=SHORT_TIMEOUT_S + 0.5))
+    """A create that timed out and reaches the server after another operator's create has no effect."""
+    foreign = zone.rows()
+    proxy.inject("PATCH", HttpFault(delay_s=SHORT_TIMEOUT_S + 0.5))
     async with operator(powerdns_timeout_s=SHORT_TIMEOUT_S) as hasty:
         with pytest.raises(TransientError, match="did not answer within"):
             await hasty.register(a_record(zone))
@@ -615,13 +619,15 @@ async def test_a_change_that_arrives_late_still_finds_the_name_taken(
     async with operator("other", powerdns_url=zone.server.url) as other:
         assert await other.register(theirs) == Registration(Outcome.CREATED)
     await anyio.sleep(0.7)
-    assert zone.rows() == strangers | pair(theirs, operator="other")
+    assert zone.rows() == foreign | pair(theirs, operator="other")
     assert reason(await registry.register(a_record(zone))) == "HostnameTaken"
 
 
-async def test_a_server_that_is_down_is_waited_for(operator: Operator, zone: Zone, powerdns: PowerDns) -> None:
-    """Nobody listens: every call is transient; when the server is back each does what it should."""
-    strangers = zone.rows()
+async def test_calls_are_transient_errors_while_the_server_is_down(
+    operator: Operator, zone: Zone, powerdns: PowerDns
+) -> None:
+    """Every call raises a TransientError; when the server is back, calls succeed."""
+    foreign = zone.rows()
     async with operator(powerdns_url=powerdns.url) as registry:
         await create(registry, zone)
         powerdns.stop()
@@ -632,13 +638,13 @@ async def test_a_server_that_is_down_is_waited_for(operator: Operator, zone: Zon
         finally:
             powerdns.start()
         assert await delete(registry, zone) is Outcome.DELETED
-    assert zone.rows() == strangers
+    assert zone.rows() == foreign
 
 
 async def test_a_renewed_key_is_read_when_the_old_one_is_refused(
     operator: Operator, proxy: FaultyProxy, powerdns: PowerDns, zone: Zone, tmp_path: Path
 ) -> None:
-    """A wrong key is terminal, and once the mounted Secret has the right one the next request goes through."""
+    """A wrong key is a TerminalError; once the mounted file has the right one, the next request succeeds."""
     file = tmp_path / "key"
     file.write_text("wrong")
     before = zone.rows()
@@ -655,7 +661,7 @@ async def test_a_renewed_key_is_read_when_the_old_one_is_refused(
 
 
 async def test_a_zone_that_the_server_lacks_is_terminal(operator: Operator, zone: Zone) -> None:
-    """Configured and unknown: said with its reason, at removal too, since a 404 proves nothing."""
+    """Every call raises ``ZoneNotFound``, a removal too, since a 404 proves nothing about the record."""
     missing = Zone(zone.server, f"missing-{zone.name}")
     async with operator(powerdns_zones=(missing.name,)) as registry:
         for step in STEPS:
@@ -665,16 +671,16 @@ async def test_a_zone_that_the_server_lacks_is_terminal(operator: Operator, zone
 
 
 async def test_one_bad_name_does_not_block_another(registry: PowerDnsRegistry, zone: Zone) -> None:
-    """A record that is refused leaves its neighbour's registration alone: each name has requests of its own."""
+    """A refused record does not affect the registration of another one: each name has its own requests."""
     bad, good = a_record(zone, address="not an address"), a_record(zone, uid="good", hostname=f"good.{zone.name}")
-    strangers = zone.rows()
+    foreign = zone.rows()
     with pytest.raises(TerminalError):
         await registry.register(bad)
     assert await registry.register(good) == Registration(Outcome.CREATED)
-    assert zone.rows() == strangers | pair(good)
+    assert zone.rows() == foreign | pair(good)
 
 
-async def test_the_key_is_told_to_nobody(
+async def test_the_key_is_never_revealed(
     operator: Operator,
     proxy: FaultyProxy,
     powerdns: PowerDns,
@@ -682,18 +688,24 @@ async def test_the_key_is_told_to_nobody(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither logs at the lowest level nor errors nor the settings contain the key."""
+    """Neither logs at the lowest level nor errors nor representations of objects contain the key."""
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "key"
     file.write_text(powerdns.api_key)
-    said: list[str] = [repr(Settings(powerdns_api_key_file=file))]
-    for strike in (Strike(), Strike(status=401), Strike(status=500), Strike(is_dropped=True), Strike(status=200)):
-        proxy.strike("PATCH", strike)
+    texts: list[str] = [repr(Settings(powerdns_api_key_file=file))]
+    for fault in (
+        HttpFault(),
+        HttpFault(status=401),
+        HttpFault(status=500),
+        HttpFault(is_dropped=True),
+        HttpFault(status=200),
+    ):
+        proxy.inject("PATCH", fault)
         async with operator(powerdns_api_key_file=file) as registry:
-            said += [repr(registry), repr(vars(registry._api)), repr(vars(registry._api._client))]
+            texts += [repr(registry), repr(vars(registry._api)), repr(vars(registry._api._client))]
             try:
-                await registry.register(a_record(zone, generation=len(said)))
+                await registry.register(a_record(zone, generation=len(texts)))
             except OperatorError as error:
-                said += [str(error), repr(error), repr(error.__cause__), repr(error.__context__)]
-    assert len(said) > 10
-    assert powerdns.api_key not in "".join(said) + caplog.text
+                texts += [str(error), repr(error), repr(error.__cause__), repr(error.__context__)]
+    assert len(texts) > 10
+    assert powerdns.api_key not in "".join(texts) + caplog.text

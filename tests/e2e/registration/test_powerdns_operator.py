@@ -1,4 +1,4 @@
-"""The whole operator with PowerDNS as its registry: what a user of EnvoyProxies sees of it, and what DNS answers."""
+"""The whole operator with PowerDNS as its registry: conditions of EnvoyProxies, and answers of DNS."""
 
 import logging
 import time
@@ -14,19 +14,19 @@ from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
 from tests.e2e.powerdns.fixture import proxy as proxy  # noqa: PLC0414
 from tests.e2e.powerdns.fixture import zone as zone  # noqa: PLC0414
-from tests.e2e.powerdns.proxy import FaultyProxy, Strike
+from tests.e2e.powerdns.proxy import FaultyProxy, HttpFault
 from tests.e2e.powerdns.server import PowerDns, Row, Zone
 from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, holds, is_refused
 
 TTL_S = 300
-REST_S = 2.5
+QUIET_S = 2.5
 
 Start = Callable[..., None]
 
 
 @pytest.fixture
 def start(operator: OperatorProcess, proxy: FaultyProxy, powerdns: PowerDns, zone: Zone) -> Start:
-    """Starts the operator with the test's zone, behind the failing proxy; more flags may follow."""
+    """A function that starts the operator with the test's zone, behind the faulty proxy, with further flags."""
 
     def run(*flags: str) -> None:
         operator.start(
@@ -43,17 +43,17 @@ def start(operator: OperatorProcess, proxy: FaultyProxy, powerdns: PowerDns, zon
 
 
 def a_named_proxy(namespace: str, hostname: str, name: str = "web", **registration: object) -> Object:
-    """A proxy with a hostname; keywords are further fields of its registration."""
+    """An EnvoyProxy with a hostname; keywords are further fields of its registration."""
     return a_proxy(namespace, name, registration={"hostname": hostname, **registration})
 
 
 def registered(admin: Kube, key: Key) -> Object:
-    """The proxy once its record is confirmed."""
+    """Wait until the EnvoyProxy is registered; the object."""
     return admin.wait_until(ENVOY_PROXY, key, holds("Registered"), CONVERGE_TIMEOUT_S)
 
 
 def pair(proxy: Object, hostname: str, *, kind: str = "CNAME", content: str = "", ttl_s: int = TTL_S) -> set[Row]:
-    """The two records of a registered proxy; by default with its Service's name as the address."""
+    """The two DNS records of a registered proxy; by default its Service's name is the address."""
     metadata = proxy["metadata"]
     key = Key(metadata["namespace"], metadata["name"])
     owner = Ownership("operator-app", metadata["uid"], key, metadata["generation"]).content
@@ -62,19 +62,21 @@ def pair(proxy: Object, hostname: str, *, kind: str = "CNAME", content: str = ""
 
 
 def wait_rows(zone: Zone, rows: set[Row], timeout_s: float = CONVERGE_TIMEOUT_S) -> None:
-    """Wait until the zone holds exactly these records."""
+    """Wait until the zone has exactly these records."""
     wait_until(lambda: zone.rows() == rows, timeout_s, f"{rows} in {zone.name}, which has {zone.rows()}")
 
 
-def test_a_proxys_life_in_dns(admin: Kube, namespace: str, start: Start, proxy: FaultyProxy, zone: Zone) -> None:
-    """A hostname answers, follows address, TTL and hostname, is left in peace, and goes with its proxy."""
-    strangers = zone.rows()
+def test_dns_follows_a_proxy_from_creation_to_deletion(
+    admin: Kube, namespace: str, start: Start, proxy: FaultyProxy, zone: Zone
+) -> None:
+    """Records follow address, TTL and hostname, cost no request while nothing changes, and are removed in the end."""
+    foreign = zone.rows()
     first, second = f"shop.{zone.name}", f"store.{zone.name}"
     key = Key(namespace, "web")
     start()
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, first))
     live = registered(admin, key)
-    assert zone.rows() == strangers | pair(live, first)
+    assert zone.rows() == foreign | pair(live, first)
     assert zone.server.resolve(first, "CNAME") == [("CNAME", f"web-envoy.{namespace}.svc")]
     assert proxy.requests.count("PATCH") == 1
 
@@ -84,27 +86,27 @@ def test_a_proxys_life_in_dns(admin: Kube, namespace: str, start: Start, proxy: 
     ingress = {"status": {"loadBalancer": {"ingress": [{"ip": "2001:db8::7"}]}}}
     admin.patch(SERVICE, service, ingress, subresource="status")
     live = registered(admin, key)
-    wait_rows(zone, strangers | pair(live, first, kind="AAAA", content="2001:db8::7", ttl_s=20))
+    wait_rows(zone, foreign | pair(live, first, kind="AAAA", content="2001:db8::7", ttl_s=20))
 
     admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": second}}})
     live = registered(admin, key)
-    wait_rows(zone, strangers | pair(live, second, kind="AAAA", content="2001:db8::7", ttl_s=20))
+    wait_rows(zone, foreign | pair(live, second, kind="AAAA", content="2001:db8::7", ttl_s=20))
     assert zone.server.resolve(first, "AAAA") == []
 
-    time.sleep(REST_S)
-    with proxy.counted() as quiet:
-        time.sleep(REST_S)
-    assert quiet == [], "nothing is wrong, so nobody asks"
+    time.sleep(QUIET_S)
+    with proxy.counted() as requests:
+        time.sleep(QUIET_S)
+    assert requests == [], "no request while nothing has changed"
 
     admin.delete(ENVOY_PROXY, key)
     admin.wait_gone(ENVOY_PROXY, key)
-    assert zone.rows() == strangers
+    assert zone.rows() == foreign
 
 
-def test_a_restart_asks_nothing(
+def test_a_restart_sends_no_request(
     admin: Kube, namespace: str, start: Start, operator: OperatorProcess, proxy: FaultyProxy, zone: Zone
 ) -> None:
-    """A confirmed record is known to be confirmed behind a restart: no request to the server, and none needed."""
+    """The confirmation is stored in the ledger entry, so after a restart no request is sent to the server."""
     key = Key(namespace, "web")
     start()
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"shop.{zone.name}"))
@@ -113,29 +115,29 @@ def test_a_restart_asks_nothing(
     operator.stop()
     with proxy.counted() as requests:
         start()
-        time.sleep(REST_S)
+        time.sleep(QUIET_S)
     assert requests == []
     assert zone.rows() == rows
     assert condition(admin.get(ENVOY_PROXY, key), "Registered") == condition(live, "Registered")
 
 
-def test_a_crash_behind_the_write_leaves_one_pair(
+def test_a_crash_during_the_write_leaves_one_pair(
     admin: Kube, namespace: str, start: Start, operator: OperatorProcess, proxy: FaultyProxy, zone: Zone
 ) -> None:
     """Killed while the server writes, the operator finds its own pair after the restart and confirms it."""
-    strangers = zone.rows()
+    foreign = zone.rows()
     start()
-    proxy.strike("PATCH", Strike(before=operator.kill))
+    proxy.inject("PATCH", HttpFault(before=operator.kill))
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"shop.{zone.name}"))
     operator.wait_dead(CONVERGE_TIMEOUT_S)
     start()
     live = registered(admin, Key(namespace, "web"))
-    assert zone.rows() == strangers | pair(live, f"shop.{zone.name}")
+    assert zone.rows() == foreign | pair(live, f"shop.{zone.name}")
     assert zone.count() == len(zone.rows())
 
 
-def test_drift_outside_is_repaired_by_the_sweep(admin: Kube, namespace: str, start: Start, zone: Zone) -> None:
-    """Nobody tells of an edit in DNS; the sweep looks, and puts it back."""
+def test_drift_in_dns_is_repaired_by_the_resync(admin: Kube, namespace: str, start: Start, zone: Zone) -> None:
+    """There are no watch events for edits in DNS; the resync reads the records and reverts the edits."""
     start("--sweep-interval-s=2")
     hostname = f"shop.{zone.name}"
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, hostname))
@@ -150,8 +152,8 @@ def test_drift_outside_is_repaired_by_the_sweep(admin: Kube, namespace: str, sta
 def test_two_tenants_can_not_have_one_hostname(
     admin: Kube, namespace: str, start: Start, proxy: FaultyProxy, zone: Zone
 ) -> None:
-    """The second proxy is told so without a request to the server; it gets the name when the first one is gone."""
-    strangers = zone.rows()
+    """The second proxy gets ``HostnameTaken`` without a request to the server, and later the name of the first."""
+    foreign = zone.rows()
     hostname = f"shop.{zone.name}"
     start()
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, hostname, "first"))
@@ -162,31 +164,31 @@ def test_two_tenants_can_not_have_one_hostname(
         refused = admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "HostnameTaken"), CONVERGE_TIMEOUT_S)
     assert requests == []
     assert "first" not in condition(refused, "Registered")["message"]
-    assert zone.rows() == strangers | pair(first, hostname)
+    assert zone.rows() == foreign | pair(first, hostname)
     admin.delete(ENVOY_PROXY, Key(namespace, "first"))
     second = registered(admin, key)
-    wait_rows(zone, strangers | pair(second, hostname))
+    wait_rows(zone, foreign | pair(second, hostname))
 
 
-def test_a_strangers_name_is_waited_for(admin: Kube, namespace: str, start: Start, zone: Zone) -> None:
-    """A name that DNS has already is refused and left alone, and taken once it is free."""
+def test_a_proxy_waits_for_a_foreign_name(admin: Kube, namespace: str, start: Start, zone: Zone) -> None:
+    """A name with a foreign record is refused and not written, and registered once it is free."""
     hostname = f"shop.{zone.name}"
-    strangers = zone.rows()
+    foreign = zone.rows()
     zone.put(hostname, "A", "192.0.2.1")
     taken = zone.rows()
     start()
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, hostname))
     admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "HostnameTaken"), CONVERGE_TIMEOUT_S)
-    time.sleep(REST_S)
+    time.sleep(QUIET_S)
     assert zone.rows() == taken
     zone.remove(hostname, "A")
     live = registered(admin, key)
-    assert zone.rows() == strangers | pair(live, hostname)
+    assert zone.rows() == foreign | pair(live, hostname)
 
 
-def test_a_name_outside_every_zone_harms_nobody(admin: Kube, namespace: str, start: Start, zone: Zone) -> None:
-    """It is refused with its reason, its neighbour is registered, and its own deletion does not wait."""
+def test_a_name_outside_of_every_zone_blocks_nothing(admin: Kube, namespace: str, start: Start, zone: Zone) -> None:
+    """It is refused with its reason, another proxy is registered, and its own deletion does not wait."""
     start()
     bad, good = Key(namespace, "bad"), Key(namespace, "good")
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"{namespace}.example.net", "bad"))
@@ -200,8 +202,8 @@ def test_a_name_outside_every_zone_harms_nobody(admin: Kube, namespace: str, sta
 def test_a_deletion_waits_for_a_registry_that_is_down(
     admin: Kube, namespace: str, start: Start, powerdns: PowerDns, zone: Zone
 ) -> None:
-    """While the server is down the proxy stays and says why; when it is back, record and proxy go."""
-    strangers = zone.rows()
+    """While the server is down the proxy stays and its condition says why; then record and proxy are removed."""
+    foreign = zone.rows()
     start()
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"shop.{zone.name}"))
@@ -210,19 +212,19 @@ def test_a_deletion_waits_for_a_registry_that_is_down(
     try:
         admin.delete(ENVOY_PROXY, key)
         admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", DEREGISTRATION_FAILED), CONVERGE_TIMEOUT_S)
-        time.sleep(REST_S)
+        time.sleep(QUIET_S)
         assert admin.find(ENVOY_PROXY, key) is not None
     finally:
         powerdns.start()
     admin.wait_gone(ENVOY_PROXY, key, timeout_s=CONVERGE_TIMEOUT_S)
-    assert zone.rows() == strangers
+    assert zone.rows() == foreign
 
 
-def test_an_abandoned_removal_is_worked_off(
+def test_an_abandoned_removal_is_completed_later(
     admin: Kube, namespace: str, start: Start, operator: OperatorProcess, powerdns: PowerDns, zone: Zone
 ) -> None:
-    """With a bound the proxy goes while the server is down, and its record when it is back, across a restart."""
-    strangers = zone.rows()
+    """With ``--abandon-after-s`` the proxy goes while the server is down, its record afterwards, despite a restart."""
+    foreign = zone.rows()
     start("--abandon-after-s=2")
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"shop.{zone.name}"))
@@ -234,13 +236,13 @@ def test_an_abandoned_removal_is_worked_off(
         operator.kill()
     finally:
         powerdns.start()
-    assert zone.rows() == strangers | pair(live, f"shop.{zone.name}")
+    assert zone.rows() == foreign | pair(live, f"shop.{zone.name}")
     start()
-    wait_rows(zone, strangers)
+    wait_rows(zone, foreign)
 
 
 def test_a_record_is_orphaned_on_request(admin: Kube, namespace: str, start: Start, zone: Zone) -> None:
-    """With deletionPolicy Orphan the proxy goes and its record answers on."""
+    """With ``deletionPolicy: Orphan`` the proxy is deleted and its record stays."""
     start()
     key = Key(namespace, "web")
     admin.create(
@@ -250,16 +252,16 @@ def test_a_record_is_orphaned_on_request(admin: Kube, namespace: str, start: Sta
     rows = zone.rows()
     admin.delete(ENVOY_PROXY, key)
     admin.wait_gone(ENVOY_PROXY, key)
-    time.sleep(REST_S)
+    time.sleep(QUIET_S)
     assert zone.rows() == rows
 
 
-def test_the_key_is_in_no_log(
+def test_the_key_is_never_logged(
     admin: Kube, namespace: str, start: Start, operator: OperatorProcess, proxy: FaultyProxy, zone: Zone
 ) -> None:
-    """At the lowest level, with refusals and errors on the way, the log does not contain the key."""
-    for strike in (Strike(status=401), Strike(status=500), Strike(is_dropped=True)):
-        proxy.strike("GET", strike, nth=len(proxy._strikes.get("GET", ())) + 1)
+    """At the lowest level, after refused and failed requests, the log does not contain the key."""
+    for fault in (HttpFault(status=401), HttpFault(status=500), HttpFault(is_dropped=True)):
+        proxy.inject("GET", fault, nth=len(proxy._faults.get("GET", ())) + 1)
     start(f"--log-level={logging.getLevelName(logging.DEBUG).lower()}")
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"shop.{zone.name}"))
     registered(admin, Key(namespace, "web"))
@@ -267,8 +269,8 @@ def test_the_key_is_in_no_log(
     assert zone.server.api_key not in operator.log_text()
 
 
-def test_missing_settings_are_one_sentence(operator: OperatorProcess) -> None:
-    """Without the server's address the operator does not start, says which settings it needs, and exits with 2."""
+def test_missing_settings_are_reported_in_one_sentence(operator: OperatorProcess) -> None:
+    """Without the server's address the operator does not start, names the settings it needs, and exits with 2."""
     operator.start("--registry=powerdns", wait=False)
     assert operator.wait_dead() == 2
     assert operator.log_text().splitlines()[-1] == (

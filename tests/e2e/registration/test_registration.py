@@ -1,4 +1,4 @@
-"""Registration on a real API server: claims, the ledger, an outside registry with its faults, and every way to part."""
+"""Registration on a real API server: claims, the ledger, an outside registry with faults, and every way of removal."""
 
 import time
 from collections.abc import Iterator
@@ -58,29 +58,29 @@ def neighbour(admin: Kube, namespace: str) -> Iterator[str]:
 
 
 def named(namespace: str, name: str, hostname: str | None, **spec: Any) -> Object:
-    """A proxy that wants a hostname."""
+    """A proxy that declares a hostname."""
     registration = {"registration": {"hostname": hostname}} if hostname else {}
     return a_proxy(namespace, name, **registration, **spec)
 
 
-def want(admin: Kube, key: Key, hostname: str) -> Object:
-    """Edit the hostname that a proxy wants."""
+def set_hostname(admin: Kube, key: Key, hostname: str) -> Object:
+    """Edit the hostname that a proxy declares."""
     return admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": hostname}}})
 
 
 def wait_registered(admin: Kube, key: Key, timeout_s: float = 20) -> Object:
-    """The proxy once its record is confirmed for its generation."""
+    """Wait until the record of a proxy is confirmed for its generation; the object."""
     return admin.wait_until(ENVOY_PROXY, key, holds("Registered"), timeout_s)
 
 
-def holder(admin: Kube, hostname: str) -> str | None:
-    """The UID that has a hostname."""
+def owner_uid(admin: Kube, hostname: str) -> str | None:
+    """The UID of the proxy that owns the claim on a hostname."""
     claim = admin.find(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, hostname))
     return None if claim is None else str(claim["spec"]["proxy"]["uid"])
 
 
 def record(admin: Kube, proxy: Object) -> Object:
-    """The ledger's entry of a proxy."""
+    """The ledger entry of a proxy."""
     return admin.get(PROXY_REGISTRATION, record_key(proxy))
 
 
@@ -88,10 +88,10 @@ def record(admin: Kube, proxy: Object) -> Object:
 
 
 @pytest.mark.usefixtures("running_operator")
-def test_the_first_keeps_a_hostname_and_the_second_gets_it_when_the_first_goes(
+def test_the_second_proxy_gets_a_hostname_once_the_first_is_deleted(
     admin: Kube, namespace: str, neighbour: str
 ) -> None:
-    """``HostnameTaken`` says nothing about the holder; everything else of the second is served; then it takes over."""
+    """``HostnameTaken`` does not reveal the owner; everything else of the second proxy is reconciled meanwhile."""
     hostname = f"{namespace}.example.com"
     first, second = Key(namespace, "first"), Key(neighbour, "second")
     one = admin.create(ENVOY_PROXY, named(*first, hostname))
@@ -101,24 +101,24 @@ def test_the_first_keeps_a_hostname_and_the_second_gets_it_when_the_first_goes(
     refused = admin.wait_until(ENVOY_PROXY, second, is_refused("Registered", "HostnameTaken"))
     message = condition(refused, "Registered")["message"]
     assert hostname in message
-    rest = message.replace(hostname, "")
-    assert not any(secret in rest for secret in (one["metadata"]["uid"], "first", namespace))
+    without_hostname = message.replace(hostname, "")
+    assert not any(secret in without_hostname for secret in (one["metadata"]["uid"], "first", namespace))
     assert condition(refused, "Stalled")["reason"] == "HostnameTaken"
     assert condition(refused, "Reconciled")["status"] == "True"
-    assert "hostname" not in record(admin, two)["spec"], "a record never says a name that is somebody else's"
-    assert holder(admin, hostname) == one["metadata"]["uid"]
+    assert "hostname" not in record(admin, two)["spec"], "an entry never lists a hostname of another owner"
+    assert owner_uid(admin, hostname) == one["metadata"]["uid"]
 
     admin.delete(ENVOY_PROXY, first)
 
     wait_registered(admin, second)
-    assert holder(admin, hostname) == two["metadata"]["uid"]
+    assert owner_uid(admin, hostname) == two["metadata"]["uid"]
     assert record(admin, two)["spec"]["hostname"] == hostname
     assert condition(admin.get(ENVOY_PROXY, second), "Stalled") == {}
 
 
 @pytest.mark.usefixtures("running_operator")
 def test_two_proxies_can_swap_their_hostnames(admin: Kube, namespace: str) -> None:
-    """A name that is declared no longer is freed, even while the new one is still taken: nobody waits in a circle."""
+    """A claim on the old hostname is released even while the new one is still taken, so there is no deadlock."""
     left, right = f"left.{namespace}.example.com", f"right.{namespace}.example.com"
     one, two = Key(namespace, "one"), Key(namespace, "two")
     uids = {}
@@ -126,17 +126,17 @@ def test_two_proxies_can_swap_their_hostnames(admin: Kube, namespace: str) -> No
         uids[key] = admin.create(ENVOY_PROXY, named(*key, hostname))["metadata"]["uid"]
         wait_registered(admin, key)
 
-    want(admin, one, right)
-    want(admin, two, left)
+    set_hostname(admin, one, right)
+    set_hostname(admin, two, left)
 
     for key in (one, two):
         wait_registered(admin, key)
-    assert (holder(admin, right), holder(admin, left)) == (uids[one], uids[two])
+    assert (owner_uid(admin, right), owner_uid(admin, left)) == (uids[one], uids[two])
 
 
 @pytest.mark.usefixtures("running_operator")
-def test_a_hostname_that_is_given_up_is_free(admin: Kube, namespace: str, neighbour: str) -> None:
-    """Changing or removing the hostname frees the old one for whoever waits for it."""
+def test_a_hostname_that_is_no_longer_declared_is_released(admin: Kube, namespace: str, neighbour: str) -> None:
+    """Changing or removing the hostname releases the old one for a proxy that waits for it."""
     old, new = f"old.{namespace}.example.com", f"new.{namespace}.example.com"
     first, second = Key(namespace, "first"), Key(neighbour, "second")
     proxy = admin.create(ENVOY_PROXY, named(*first, old))
@@ -144,20 +144,20 @@ def test_a_hostname_that_is_given_up_is_free(admin: Kube, namespace: str, neighb
     other = admin.create(ENVOY_PROXY, named(*second, old))
     admin.wait_until(ENVOY_PROXY, second, is_refused("Registered", "HostnameTaken"))
 
-    want(admin, first, new)
+    set_hostname(admin, first, new)
     wait_registered(admin, second)
     wait_registered(admin, first)
-    assert (holder(admin, old), holder(admin, new)) == (other["metadata"]["uid"], proxy["metadata"]["uid"])
+    assert (owner_uid(admin, old), owner_uid(admin, new)) == (other["metadata"]["uid"], proxy["metadata"]["uid"])
 
     admin.patch(ENVOY_PROXY, first, {"spec": {"registration": None}})
     wait_registered(admin, first)
-    wait_until(lambda: holder(admin, new) is None, what="the hostname to be free")
+    wait_until(lambda: owner_uid(admin, new) is None, what="the hostname to be free")
     assert "hostname" not in record(admin, proxy)["spec"]
 
 
 @pytest.mark.usefixtures("running_operator")
-def test_a_new_life_waits_for_the_hostname_of_the_old_one_and_gets_it(admin: Kube, namespace: str) -> None:
-    """Deleted and created again under one name at once: the claim ends up with the new UID, and only one is left."""
+def test_a_recreated_proxy_gets_the_hostname_of_its_previous_incarnation(admin: Kube, namespace: str) -> None:
+    """Deleted and created again under one name at once: the claim gets the new UID, and the old entry is deleted."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     admin.create(ENVOY_PROXY, named(*key, hostname))
     old = wait_registered(admin, key)
@@ -167,12 +167,12 @@ def test_a_new_life_waits_for_the_hostname_of_the_old_one_and_gets_it(admin: Kub
     new = admin.create(ENVOY_PROXY, named(*key, hostname))
 
     wait_registered(admin, key)
-    assert holder(admin, hostname) == new["metadata"]["uid"]
+    assert owner_uid(admin, hostname) == new["metadata"]["uid"]
     assert admin.find(PROXY_REGISTRATION, record_key(old)) is None
 
 
-def test_a_claim_is_named_like_its_hostname_and_keeps_its_holder(admin: Kube, namespace: str) -> None:
-    """The API server itself holds a claim's uniqueness: no second name for a hostname, no other holder."""
+def test_a_claim_is_named_like_its_hostname_and_keeps_its_owner(admin: Kube, namespace: str) -> None:
+    """The API server itself ensures it: another name than the hostname is refused, and so is another owner."""
     claim = {
         "apiVersion": HOSTNAME_CLAIM.api_version,
         "kind": HOSTNAME_CLAIM.kind,
@@ -187,13 +187,13 @@ def test_a_claim_is_named_like_its_hostname_and_keeps_its_holder(admin: Kube, na
         admin.patch(HOSTNAME_CLAIM, Key(namespace, "a.example.com"), {"spec": {"proxy": {"uid": "two"}}})
 
 
-# --- the outside ---------------------------------------------------------------------------------------------------
+# --- outside registries --------------------------------------------------------------------------------------------
 
 
-def test_a_hostname_costs_two_more_writes_and_the_outside_one_call(
+def test_a_hostname_costs_two_more_writes_and_one_call_of_the_registry(
     admin: Kube, audit: AuditLog, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """Claim, entry, publication, confirmation; then silence outside: through noise, rounds and a restart."""
+    """Claim, entry, publication, confirmation; then no further call, despite other edits, reconciles and a restart."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(*FLAGS)
     mark = audit.mark()
@@ -202,12 +202,12 @@ def test_a_hostname_costs_two_more_writes_and_the_outside_one_call(
     time.sleep(QUIET_S)
 
     mine = {(OPERATOR_NAMESPACE, hostname), tuple(record_key(proxy))}
-    spent = [
+    writes = [
         (each.verb, each.resource, each.subresource)
         for each in audit.entries(mark)
         if each.user == OPERATOR_USER and (each.namespace, each.name) in mine
     ]
-    assert spent == [
+    assert writes == [
         ("patch", "hostnameclaims", ""),
         ("patch", "proxyregistrations", ""),
         ("patch", "proxyregistrations", "status"),
@@ -222,11 +222,11 @@ def test_a_hostname_costs_two_more_writes_and_the_outside_one_call(
     admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "one"}}})
     operator.stop()
     operator.start(*FLAGS)
-    rounds = operator.metric("operator_app_rounds_total")
+    reconciles = operator.metric("operator_app_rounds_total")
     admin.patch(ENVOY_PROXY, key, {"metadata": {"labels": {"noise": "two"}}})
-    wait_until(lambda: operator.metric("operator_app_rounds_total") > rounds, what="another round")
+    wait_until(lambda: operator.metric("operator_app_rounds_total") > reconciles, what="another reconcile")
     time.sleep(QUIET_S)
-    assert outside.calls(namespace) == [f"register {hostname}"], "what was confirmed is not asked again"
+    assert outside.calls(namespace) == [f"register {hostname}"], "a confirmed record is not registered again"
     written = [each for each in audit.writes(OPERATOR_USER, mark) if (each.namespace, each.name) in mine]
     assert written == []
     assert [each for each in audit.writes(OPERATOR_USER, mark) if each.namespace == namespace] == []
@@ -235,7 +235,7 @@ def test_a_hostname_costs_two_more_writes_and_the_outside_one_call(
 def test_a_change_of_hostname_leaves_no_old_record(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """The new name is there before the old one goes, and the ledger names nothing that is gone."""
+    """The new record is written before the old one is removed, and the entry lists no removed name."""
     old, new, key = f"old.{namespace}.example.com", f"new.{namespace}.example.com", Key(namespace, "web")
     operator.start(*FLAGS)
     admin.create(ENVOY_PROXY, named(*key, old))
@@ -247,7 +247,7 @@ def test_a_change_of_hostname_leaves_no_old_record(
     assert [each for each in outside.records() if namespace in each] == [new]
     assert outside.records()[new]["ttl"] == 60
     assert outside.calls(namespace) == [f"register {old}", f"register {new}", f"deregister {old}"]
-    wait_until(lambda: holder(admin, old) is None, what="the old claim to be gone")
+    wait_until(lambda: owner_uid(admin, old) is None, what="the old claim to be gone")
     entry = record(admin, proxy)
     assert "retiring" not in entry["spec"]
     assert entry["status"]["confirmedGeneration"] == entry["metadata"]["generation"]
@@ -256,7 +256,7 @@ def test_a_change_of_hostname_leaves_no_old_record(
 def test_a_change_of_registry_moves_the_record(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """Named in the spec, a registry is used instead of the default; what the other one holds is taken back."""
+    """A registry named in the spec is used instead of the default; the record in the other one is removed."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(*FLAGS)
     admin.create(ENVOY_PROXY, named(*key, hostname))
@@ -266,19 +266,19 @@ def test_a_change_of_registry_moves_the_record(
     wait_registered(admin, key)
     assert outside.get(hostname) is None
     assert record(admin, proxy)["spec"]["registry"] == "in-cluster"
-    assert holder(admin, hostname) == proxy["metadata"]["uid"]
+    assert owner_uid(admin, hostname) == proxy["metadata"]["uid"]
 
     admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"registry": "elsewhere"}}})
     refused = admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "RegistryUnknown"))
-    assert "files" in condition(refused, "Registered")["message"], "the sentence says what to write instead"
+    assert "files" in condition(refused, "Registered")["message"], "the message says what to write instead"
     assert condition(refused, "Stalled")["reason"] == "RegistryUnknown"
     assert record(admin, proxy)["spec"]["registry"] == "in-cluster", (
-        "nothing is taken back for a name that is not known"
+        "no record is removed because of an unknown registry"
     )
 
 
 @pytest.mark.parametrize(
-    "behind",
+    "after",
     [
         Point("apply", "HostnameClaim"),
         Point("apply", "ProxyRegistration"),
@@ -288,39 +288,39 @@ def test_a_change_of_registry_moves_the_record(
     ],
     ids=str,
 )
-def test_a_crash_behind_any_write_of_a_change_of_hostname_leaves_one_record(
-    admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside, behind: Point, tmp_path: Path
+def test_a_crash_after_any_write_of_a_change_of_hostname_leaves_one_record(
+    admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside, after: Point, tmp_path: Path
 ) -> None:
-    """New claim, entry, entry without the old name, old claim, confirmation: after each the restart completes it."""
+    """New claim, entry, entry without the old name, old claim, confirmation: the restart completes the change."""
     old, new, key = f"old.{namespace}.example.com", f"new.{namespace}.example.com", Key(namespace, "web")
     operator.start(*FLAGS)
     proxy = admin.create(ENVOY_PROXY, named(*key, old))
     wait_registered(admin, key)
     operator.stop()
-    want(admin, key, new)
+    set_hostname(admin, key, new)
     plan = tmp_path / "plan.json"
-    Plan((Fault("kill", FaultKind.KILL_BEHIND, behind, namespace),)).write(plan)
-    module = ("tests.e2e.faults.operator", str(plan), str(tmp_path / "told.jsonl"), "run")
+    Plan((Fault("kill", FaultKind.KILL_BEHIND, after, namespace),)).write(plan)
+    module = ("tests.e2e.faults.operator", str(plan), str(tmp_path / "observed.jsonl"), "run")
     operator.start(*FLAGS, module=module, wait=False)
     assert operator.wait_dead() == -9, operator.log_text()
 
     published = {each for each in outside.records() if namespace in each}
     spec = record(admin, proxy)["spec"]
-    noted = {spec["hostname"], *(each["hostname"] for each in spec.get("retiring", ()))}
-    assert published <= noted, "what stands outside is in the ledger, whenever the crash comes"
-    assert {holder(admin, each) for each in noted} == {proxy["metadata"]["uid"]}, "and it is claimed"
+    listed = {spec["hostname"], *(each["hostname"] for each in spec.get("retiring", ()))}
+    assert published <= listed, "every published name is in the ledger, whenever the crash comes"
+    assert {owner_uid(admin, each) for each in listed} == {proxy["metadata"]["uid"]}, "and it is claimed"
 
     operator.start(*FLAGS)
     wait_registered(admin, key)
     assert [each for each in outside.records() if namespace in each] == [new]
-    wait_until(lambda: holder(admin, old) is None, what="the old claim to be gone")
+    wait_until(lambda: owner_uid(admin, old) is None, what="the old claim to be gone")
     assert "retiring" not in record(admin, proxy)["spec"]
 
 
-def test_a_dead_registry_delays_nothing_but_itself(
+def test_a_registry_that_is_down_delays_only_registration(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """While it is down, children are made and repaired at once and edits are served; then the record follows."""
+    """Meanwhile children are created and repaired at once, and edits are reconciled; the record follows later."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     outside.fail("down")
     operator.start(*FLAGS, "--backoff-cap-s=60", "--backoff-base-s=30")
@@ -338,10 +338,10 @@ def test_a_dead_registry_delays_nothing_but_itself(
     assert outside.records()[hostname]["ttl"] == 60
 
 
-def test_a_registry_that_hangs_does_not_hold_its_tenants_only_lane(
+def test_a_registry_that_hangs_does_not_block_the_only_worker_of_a_tenant(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """Many removals wait for it, and what else the tenant declares waits for one timeout, not for one of each."""
+    """While many removals wait for it, another proxy of the tenant waits for one timeout only."""
     keys = [Key(namespace, f"web-{number}") for number in range(8)]
     operator.start(*FLAGS, "--in-flight-per-tenant=1")
     proxies = [admin.create(ENVOY_PROXY, named(*key, f"{key.name}.{namespace}.example.com")) for key in keys]
@@ -366,10 +366,10 @@ def test_a_registry_that_hangs_does_not_hold_its_tenants_only_lane(
         wait_all_gone(admin, proxy)
 
 
-def test_a_registry_that_asks_for_time_gets_it(
+def test_retry_after_of_a_registry_delays_only_its_calls(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """``Retry-After`` (3 s here) holds for calls to the registry, and for nothing else, not even a user's edit."""
+    """``Retry-After`` (3 s here) applies to calls of the registry and to nothing else, such as a user's edit."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     outside.fail("throttled")
     operator.start(*FLAGS)
@@ -386,29 +386,29 @@ def test_a_registry_that_asks_for_time_gets_it(
     assert outside.calls(namespace) == [f"register {hostname}"] * 2
 
 
-def test_a_name_that_is_a_strangers_outside_is_left_alone(
+def test_a_foreign_record_is_never_written(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """The claim is ours and the name outside is not: not registered, not touched, and fine once it is free."""
+    """The claim is ours and the record is not: ``NameConflict``, and registered once the name is free."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
-    outside.put(hostname, stranger := {"address": "192.0.2.1"})
+    outside.put(hostname, foreign := {"address": "192.0.2.1"})
     operator.start(*FLAGS)
     admin.create(ENVOY_PROXY, named(*key, hostname))
     admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "NameConflict"))
-    assert outside.get(hostname) == stranger
+    assert outside.get(hostname) == foreign
 
     outside.put(hostname, None)
     wait_registered(admin, key)
 
 
-# --- drift of the outside ------------------------------------------------------------------------------------------
+# --- drift in outside registries -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["changed", "removed"])
-def test_a_sweep_finds_and_repairs_a_record_that_was_changed_outside(
+def test_a_resync_repairs_a_record_that_was_changed_in_the_registry(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside, *, is_lost: bool
 ) -> None:
-    """Nobody tells of an edit outside, so the sweep looks; an Event tells of the repair, and the ledger stays."""
+    """Such edits have no watch events, so the resync reads; the repair has an Event, the entry is not written."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(f"--registry={NAME}", "--sweep-interval-s=1")
     admin.create(ENVOY_PROXY, named(*key, hostname))
@@ -423,26 +423,26 @@ def test_a_sweep_finds_and_repairs_a_record_that_was_changed_outside(
     wait_until(lambda: "DriftRepaired" in events(admin, namespace), what="the Event")
 
 
-def test_drift_that_cannot_be_repaired_is_told_and_remembered(
+def test_drift_that_cannot_be_repaired_is_reported_and_stored(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """A record that became a stranger's: Registered turns False, stays so, and the stranger's record stays too."""
+    """A record that became foreign: Registered turns False, the confirmation is cleared, the record is not written."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(f"--registry={NAME}", "--sweep-interval-s=1")
     admin.create(ENVOY_PROXY, named(*key, hostname))
     proxy = wait_registered(admin, key)
 
-    outside.put(hostname, stranger := {"address": "192.0.2.66"})
+    outside.put(hostname, foreign := {"address": "192.0.2.66"})
 
     admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "NameConflict"), 20)
-    assert outside.get(hostname) == stranger
+    assert outside.get(hostname) == foreign
     assert record(admin, proxy)["status"]["confirmedGeneration"] == 0
 
 
-def test_a_registry_that_is_down_at_a_sweep_is_no_news(
+def test_a_registry_that_is_down_at_a_resync_changes_no_status(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """A look that fails changes no status: what was confirmed stands until something else is seen."""
+    """A read that fails is no drift: a confirmed record stays confirmed until a read shows something else."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(f"--registry={NAME}", "--sweep-interval-s=1")
     admin.create(ENVOY_PROXY, named(*key, hostname))
@@ -451,8 +451,8 @@ def test_a_registry_that_is_down_at_a_sweep_is_no_news(
     proxy = admin.get(ENVOY_PROXY, key)
 
     outside.fail("down")
-    looks = outside.calls(namespace).count(f"observe {hostname}")
-    wait_until(lambda: outside.calls(namespace).count(f"observe {hostname}") > looks + 1, 20, "two more looks")
+    reads = outside.calls(namespace).count(f"observe {hostname}")
+    wait_until(lambda: outside.calls(namespace).count(f"observe {hostname}") > reads + 1, 20, "two more reads")
 
     assert admin.get(ENVOY_PROXY, key)["status"] == proxy["status"]
 
@@ -463,13 +463,13 @@ def events(admin: Kube, namespace: str) -> set[str]:
     return {each["reason"] for each in answer.json()["items"]}
 
 
-# --- parting -------------------------------------------------------------------------------------------------------
+# --- removal -------------------------------------------------------------------------------------------------------
 
 
-def test_deletion_takes_everything_back_and_then_lets_go(
+def test_deletion_removes_everything_before_the_finalizer(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """Proxy, entry, claim and outside record go; what was not registered costs the registry no call."""
+    """Proxy, entry, claim and record are removed; for a proxy without a hostname the registry is not called."""
     hostname, key, plain = f"{namespace}.example.com", Key(namespace, "web"), Key(namespace, "plain")
     operator.start(*FLAGS)
     admin.create(ENVOY_PROXY, named(*key, hostname))
@@ -482,14 +482,14 @@ def test_deletion_takes_everything_back_and_then_lets_go(
     for proxy in proxies:
         wait_all_gone(admin, proxy)
     assert outside.get(hostname) is None
-    wait_until(lambda: holder(admin, hostname) is None, what="the claim to be gone")
+    wait_until(lambda: owner_uid(admin, hostname) is None, what="the claim to be gone")
     assert outside.calls(namespace) == [f"register {hostname}", f"deregister {hostname}"]
 
 
-def test_a_deletion_waits_for_a_dead_registry_and_says_so(
+def test_a_deletion_waits_for_a_registry_that_is_down_and_reports_it(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """Condition and Event name the reason, nothing is forgotten; when the registry is back, everything goes."""
+    """Condition and Event have the reason, the entry stays; when the registry is back, everything is removed."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(*FLAGS)
     admin.create(ENVOY_PROXY, named(*key, hostname))
@@ -500,7 +500,7 @@ def test_a_deletion_waits_for_a_dead_registry_and_says_so(
 
     stuck = admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "DeregistrationFailed"))
     assert condition(stuck, "Ready")["reason"] == "DeregistrationFailed"
-    assert condition(stuck, "Reconciled")["status"] == "True", "what was verified stands"
+    assert condition(stuck, "Reconciled")["status"] == "True", "the verified state is kept"
     assert stuck["status"]["observedGeneration"] == stuck["metadata"]["generation"]
     wait_until(lambda: "DeregistrationFailed" in events(admin, namespace), what="the Event")
     tries = len(outside.calls(namespace))
@@ -513,10 +513,10 @@ def test_a_deletion_waits_for_a_dead_registry_and_says_so(
 
 
 @pytest.mark.timeout(240)
-def test_an_abandoned_removal_lets_proxy_and_namespace_go_and_is_worked_off_later(
+def test_an_abandoned_removal_does_not_block_the_namespace_and_is_completed_later(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """The ledger keeps the removal through a restart; with the registry back, name and claim are freed."""
+    """The entry keeps the removal through a restart; when the registry is back, record and claim are removed."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(*FLAGS, "--abandon-after-s=1")
     admin.create(ENVOY_PROXY, named(*key, hostname))
@@ -525,37 +525,37 @@ def test_an_abandoned_removal_lets_proxy_and_namespace_go_and_is_worked_off_late
 
     admin.delete(NAMESPACE, Key("", namespace))
 
-    # The namespace controller takes its time when many namespaces go at once.
+    # The namespace controller is slow when many namespaces are deleted at once.
     admin.wait_gone(ENVOY_PROXY, key, timeout_s=90)
     admin.wait_gone(NAMESPACE, Key("", namespace), timeout_s=90)
     assert record(admin, proxy)["spec"]["state"] == "Abandoned"
-    assert holder(admin, hostname) == proxy["metadata"]["uid"], "nobody else gets a name that still leads here"
+    assert owner_uid(admin, hostname) == proxy["metadata"]["uid"], "nobody else gets a hostname that still leads here"
     operator.stop()
     operator.start(*FLAGS)
     assert outside.get(hostname) is not None
 
     outside.fail(None)
-    wait_until(lambda: admin.find(PROXY_REGISTRATION, record_key(proxy)) is None, 20, "the removal to be worked off")
+    wait_until(lambda: admin.find(PROXY_REGISTRATION, record_key(proxy)) is None, 20, "the removal to be completed")
     assert outside.get(hostname) is None
-    wait_until(lambda: holder(admin, hostname) is None, what="the claim to be gone")
+    wait_until(lambda: owner_uid(admin, hostname) is None, what="the claim to be gone")
     assert operator.is_running
 
 
 def in_files(outside: Outside) -> Registries:
-    """The registry of files for rounds by hand."""
+    """The registry of files for reconciles that a test calls itself."""
     return Registries({NAME: FileRegistry(outside, OPERATOR_ID)}, default=NAME)
 
 
-async def settle(parts: Components, admin: Kube, key: Key, rounds: int = 4) -> None:
-    """Rounds over what is stored, as if every watch had told."""
-    for _ in range(rounds):
-        deliver_everything(parts, admin, key)
+async def reconcile_repeatedly(parts: Components, admin: Kube, key: Key, times: int = 4) -> None:
+    """Reconcile a proxy several times, each time with a store that has all of its objects."""
+    for _ in range(times):
+        fill_store(parts, admin, key)
         await parts.reconciler.reconcile(key)
-    deliver_everything(parts, admin, key)
+    fill_store(parts, admin, key)
 
 
-def deliver_everything(parts: Components, admin: Kube, key: Key) -> None:
-    """Let the store hold what there is now of the proxy, its children, its records and claims."""
+def fill_store(parts: Components, admin: Kube, key: Key) -> None:
+    """Put the present proxy, its children, entries and claims into the store."""
     live = admin.find(ENVOY_PROXY, key)
     if live is not None:
         parts.deliver(ENVOY_PROXY, live)
@@ -569,49 +569,49 @@ def deliver_everything(parts: Components, admin: Kube, key: Key) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_new_life_is_served_while_the_old_ones_removal_is_still_abandoned(
+async def test_a_recreated_proxy_is_reconciled_while_an_abandoned_removal_is_pending(
     admin: Kube, namespace: str, operator_kubeconfig: Path, outside: Outside
 ) -> None:
-    """Everything of the new proxy but the hostname; its round succeeds, and asks to come back for the rest."""
+    """Everything but its hostname is served; the reconcile succeeds and requests a requeue for the hostname."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
-    later = [datetime.now(UTC)]
+    now = [datetime.now(UTC)]
     async with components(
-        operator_kubeconfig, registries=in_files(outside), abandon_after_s=60, now=lambda: later[0]
+        operator_kubeconfig, registries=in_files(outside), abandon_after_s=60, now=lambda: now[0]
     ) as parts:
         old = admin.create(ENVOY_PROXY, named(*key, hostname))
-        await settle(parts, admin, key)
+        await reconcile_repeatedly(parts, admin, key)
         outside.fail("down")
         admin.delete(ENVOY_PROXY, key)
-        await settle(parts, admin, key)
-        assert FINALIZER in admin.get(ENVOY_PROXY, key)["metadata"]["finalizers"], "before its time it waits"
-        later[0] += timedelta(seconds=61)
-        await settle(parts, admin, key, 1)
+        await reconcile_repeatedly(parts, admin, key)
+        assert FINALIZER in admin.get(ENVOY_PROXY, key)["metadata"]["finalizers"], "it waits before --abandon-after-s"
+        now[0] += timedelta(seconds=61)
+        await reconcile_repeatedly(parts, admin, key, 1)
         assert admin.find(ENVOY_PROXY, key) is None
         assert [each.reason for each in parts.occurrences] == ["DeregistrationFailed", "RemovalAbandoned"]
 
     async with components(operator_kubeconfig, registries=in_files(outside)) as parts:
         new = admin.create(ENVOY_PROXY, named(*key, hostname))
         admin.wait_gone(SERVICE, child_key(key), uid=None)
-        await settle(parts, admin, key)
-        verdict = await parts.reconciler.reconcile(key)
-        assert verdict.failure is None, "nothing of the new life waits in a backoff"
-        assert verdict.requeue_after_s is not None
+        await reconcile_repeatedly(parts, admin, key)
+        result = await parts.reconciler.reconcile(key)
+        assert result.failure is None, "the new proxy is not in a backoff"
+        assert result.requeue_after_s is not None
         served = admin.get(ENVOY_PROXY, key)
         assert condition(served, "Reconciled")["status"] == "True"
         assert condition(served, "Registered")["reason"] == "PreviousIncarnation"
         assert outside.records()[hostname]["uid"] == old["metadata"]["uid"]
 
         outside.fail(None)
-        await settle(parts, admin, key)
+        await reconcile_repeatedly(parts, admin, key)
         assert condition(admin.get(ENVOY_PROXY, key), "Registered")["status"] == "True"
         assert outside.records()[hostname]["uid"] == new["metadata"]["uid"]
         assert admin.find(PROXY_REGISTRATION, record_key(old)) is None
 
 
-def test_orphan_leaves_everything_and_nothing_of_it_is_taken_over(
+def test_orphaned_objects_stay_and_are_not_adopted(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """Children run on unowned and unlabelled, record and claim stay; a proxy of that name meets strangers."""
+    """Children stay without owner and labels, entry, record and claim stay; a new proxy of that name adopts none."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
     operator.start(*FLAGS)
     admin.create(ENVOY_PROXY, named(*key, hostname, deletionPolicy="Orphan"))
@@ -632,7 +632,7 @@ def test_orphan_leaves_everything_and_nothing_of_it_is_taken_over(
         }
     assert record(admin, old)["spec"]["state"] == "Orphaned"
     assert outside.records()[hostname]["uid"] == old["metadata"]["uid"]
-    assert holder(admin, hostname) == old["metadata"]["uid"]
+    assert owner_uid(admin, hostname) == old["metadata"]["uid"]
 
     new = admin.create(ENVOY_PROXY, named(*key, hostname))
     refused = admin.wait_until(ENVOY_PROXY, key, is_refused("Reconciled", "NameConflict"))
@@ -646,10 +646,10 @@ def test_orphan_leaves_everything_and_nothing_of_it_is_taken_over(
     assert outside.records()[hostname]["uid"] == new["metadata"]["uid"]
 
 
-def test_what_never_came_to_be_needs_no_removal(
+def test_a_proxy_that_was_never_registered_needs_no_removal(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:
-    """A proxy whose name was taken all its life goes without a call to a registry that is down anyway."""
+    """A proxy whose hostname was always taken is deleted without a call of the registry, even one that is down."""
     hostname, first, second = f"{namespace}.example.com", Key(namespace, "first"), Key(namespace, "second")
     operator.start(*FLAGS)
     admin.create(ENVOY_PROXY, named(*first, hostname))
@@ -667,42 +667,44 @@ def test_what_never_came_to_be_needs_no_removal(
 
 
 @pytest.mark.anyio
-async def test_a_stale_entry_never_forgets_a_name(
+async def test_a_stale_store_never_removes_a_name_from_an_entry(
     admin: Kube, namespace: str, operator_kubeconfig: Path, outside: Outside
 ) -> None:
-    """A round that knows an older entry than there is writes nothing over it: the names in it are all that is known."""
+    """A reconcile with an older version of the entry does not overwrite it: no listed name is lost."""
     old, new, key = f"old.{namespace}.example.com", f"new.{namespace}.example.com", Key(namespace, "web")
     async with components(operator_kubeconfig, registries=in_files(outside)) as parts:
         proxy = admin.create(ENVOY_PROXY, named(*key, old))
-        await settle(parts, admin, key)
+        await reconcile_repeatedly(parts, admin, key)
         stale = record(admin, proxy)
         outside.fail("down")
-        want(admin, key, new)
-        await settle(parts, admin, key)
+        set_hostname(admin, key, new)
+        await reconcile_repeatedly(parts, admin, key)
         assert record(admin, proxy)["spec"]["retiring"] == [{"registry": NAME, "hostname": old}]
 
     newest = f"newest.{namespace}.example.com"
-    edited = want(admin, key, newest)
+    edited = set_hostname(admin, key, newest)
     async with components(operator_kubeconfig, registries=in_files(outside)) as parts:
         parts.deliver(PROXY_REGISTRATION, stale)
         parts.deliver(ENVOY_PROXY, edited)
         for kind in CHILD_KINDS:
             parts.deliver(kind, admin.get(kind, child_key(key)))
-        verdict = await parts.reconciler.reconcile(key)
-        assert verdict.failure is not None
-        assert record(admin, proxy)["spec"]["hostname"] == new, "it knew nothing of this name, so it did not replace it"
+        result = await parts.reconciler.reconcile(key)
+        assert result.failure is not None
+        assert record(admin, proxy)["spec"]["hostname"] == new, (
+            "the store lacked this name, so the entry was not replaced"
+        )
 
         outside.fail(None)
-        await settle(parts, admin, key)
+        await reconcile_repeatedly(parts, admin, key)
         assert [each for each in outside.records() if namespace in each] == [newest]
         assert "retiring" not in record(admin, proxy)["spec"]
 
 
 @pytest.mark.anyio
-async def test_the_outside_is_never_called_before_the_ledger_says_so(
+async def test_the_registry_is_never_called_before_the_entry_is_written(
     admin: Kube, namespace: str, operator_kubeconfig: Path, outside: Outside
 ) -> None:
-    """With every request about the entry refused, no name is published, whatever the round does else."""
+    """While every request about the entry fails, no hostname is published."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
 
     async def fail(request: httpx2.Request) -> None:
@@ -711,8 +713,8 @@ async def test_the_outside_is_never_called_before_the_ledger_says_so(
 
     async with components(operator_kubeconfig, registries=in_files(outside), before=fail) as parts:
         parts.deliver(ENVOY_PROXY, admin.create(ENVOY_PROXY, named(*key, hostname)))
-        verdict = await parts.reconciler.reconcile(key)
-        assert verdict.failure is not None
+        result = await parts.reconciler.reconcile(key)
+        assert result.failure is not None
         assert outside.calls(namespace) == []
     with suppress(Exception):
         admin.delete(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, hostname))

@@ -1,4 +1,4 @@
-"""Several replicas at one API server: one works, others stand by and take over, and none writes late."""
+"""Several replicas at one API server: one holds a shard, others stand by and take over, and none writes late."""
 
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SHARDS: Final = 4
 
 @pytest.fixture
 def replicas(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[list[OperatorProcess]]:
-    """Three replicas that are not running yet; none crashed a round or wrote in vain."""
+    """Three replicas that are not running yet; at the end no reconcile has crashed and no write changed nothing."""
     processes = [OperatorProcess(operator_kubeconfig, tmp_path / f"replica-{number}.log") for number in range(3)]
     yield processes
     for each in (each for each in processes if each.replica):
@@ -32,22 +32,22 @@ def replicas(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[list[Operato
         assert not any(line.get("event") == "reconcile_crashed" for line in each.log()), each.log_text()
 
 
-def events(process: OperatorProcess) -> list[str]:
-    """What a replica tells of its shards, in order."""
+def transitions(process: OperatorProcess) -> list[str]:
+    """The log events of a replica about its shards, in order."""
     return [line["event"] for line in process.log() if line.get("event", "").startswith("shard_")]
 
 
 def writers(audit: AuditLog, since: Mark, namespace: str) -> set[str]:
-    """Which replicas have written objects of a namespace."""
+    """The replicas that have written objects of a namespace."""
     return {replica_of(each) for each in audit.writes(OPERATOR_USER, since) if each.namespace == namespace}
 
 
-def test_one_replica_leads_and_its_standby_takes_over_warm(
+def test_one_replica_leads_and_its_standby_takes_over_at_once(
     admin: Kube, audit: AuditLog, namespace: str, replicas: list[OperatorProcess]
 ) -> None:
-    """A standby is ready and writes nothing; when the leader ends it works within a second, without a list."""
+    """A standby is ready and writes nothing; when the leader ends it takes over within a second, without a new list."""
     leader, standby, _ = replicas
-    begun = audit.mark()
+    started = audit.mark()
     leader.start(*SHORT)
     leader.wait_for("shard_taken")
     standby.start(*SHORT)
@@ -55,7 +55,7 @@ def test_one_replica_leads_and_its_standby_takes_over_warm(
     wait_reconciled(admin, Key(namespace, "web"))
 
     wait_until(lambda: standby.get("/readyz")[0] == 200, what="the standby to be ready")
-    assert events(standby) == []
+    assert transitions(standby) == []
     assert [each.metric("operator_app_shards_held") for each in (leader, standby)] == [1, 0]
     members = {
         each["spec"]["holderIdentity"]
@@ -63,14 +63,14 @@ def test_one_replica_leads_and_its_standby_takes_over_warm(
         if "replica" in each["metadata"]["name"]
     }
     assert members == {leader.replica, standby.replica}
-    assert writers(audit, begun, namespace) == {leader.replica}
+    assert writers(audit, started, namespace) == {leader.replica}
 
     standing_by = audit.mark()
     leader.stop()
     left_mono = time.monotonic()
     standby.wait_for("shard_taken")
     assert time.monotonic() - left_mono < 1
-    assert events(leader) == ["shard_taken", "shard_released"]
+    assert transitions(leader) == ["shard_taken", "shard_released"]
     left = audit.mark()
     admin.patch(ENVOY_PROXY, Key(namespace, "web"), {"spec": {"service": {"annotations": {"edit": "one"}}}})
     wait_reconciled(admin, Key(namespace, "web"))
@@ -82,8 +82,8 @@ def test_one_replica_leads_and_its_standby_takes_over_warm(
     assert standby.metric("operator_app_lease_transitions_total", how="taken") == 1
 
 
-def test_a_restart_takes_up_its_own_lease_at_once(admin: Kube, replicas: list[OperatorProcess]) -> None:
-    """After ``kill -9`` a process of the same name does not wait for the end of its Lease, and has a higher epoch."""
+def test_a_restart_acquires_its_own_lease_at_once(admin: Kube, replicas: list[OperatorProcess]) -> None:
+    """After ``kill -9`` a process of the same name acquires its Lease before it expires, with a higher epoch."""
     (replica, *_) = replicas
     replica.start("--lease-duration-s=600")
     replica.wait_for("shard_taken")
@@ -102,7 +102,7 @@ def test_a_restart_takes_up_its_own_lease_at_once(admin: Kube, replicas: list[Op
 def test_killed_and_stopped_replicas_are_replaced_and_write_nothing_late(
     admin: Kube, audit: AuditLog, namespace: str, replicas: list[OperatorProcess]
 ) -> None:
-    """Under load, with kill -9 and SIGSTOP: no write out of order, no edit lost, none waits longer than lease + 2 s."""
+    """Under load: no write out of order, no edit lost, and no wait longer than the Lease duration and 2 s."""
     fleet = Fleet(admin, audit, replicas, SHORT, shards=SHARDS)
     fleet.start()
     fleet.populate(namespace, tenants=8, proxies=1)
@@ -113,7 +113,7 @@ def test_killed_and_stopped_replicas_are_replaced_and_write_nothing_late(
         holder = wait_until(lambda: fleet.holders().get(1), what="shard 1 to be held, which may just be handed over")
         stopped = next(each for each in replicas if each.replica == holder)
         fleet.stop(stopped, for_s=LEASE_S + 1)
-        wait_until(lambda: {"shard_lost", "shard_lapsed"} & set(events(stopped)), what="the stopped one to notice")
+        wait_until(lambda: {"shard_lost", "shard_lapsed"} & set(transitions(stopped)), what="the stopped one to notice")
     fleet.wait_reconciled()
 
     entries = fleet.entries()
@@ -121,6 +121,6 @@ def test_killed_and_stopped_replicas_are_replaced_and_write_nothing_late(
     assert epochs_out_of_order(entries, SHARDS) == []
     assert load.lost() == []
     waited = waits(entries, load.edits)
-    longest = {disruption.what: longest_wait_s(disruption, waited, SHARDS) for disruption in fleet.disruptions}
+    longest = {each.what: longest_wait_s(each, waited, SHARDS) for each in fleet.disruptions}
     assert all(wait_s <= LEASE_S + 2 for wait_s in longest.values()), longest
-    fleet.delete_all()
+    fleet.delete_namespaces()

@@ -29,12 +29,6 @@ pytestmark = pytest.mark.anyio
 WEB = Key("team-a", "web")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The operator runs on asyncio."""
-    return "asyncio"
-
-
 @dataclass
 class World:
     """Triggers of an operator that serves everything; every namespace is of shard 0 unless ``elsewhere`` has it."""

@@ -1,4 +1,4 @@
-"""The checks of a failover find what is wrong: forged audit logs, each with one violation."""
+"""The checks of a failover can fail: forged audit logs, each with one defect."""
 
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -47,35 +47,35 @@ LOG: Final = (
 )
 
 
-def test_writes_within_a_tenure_are_in_order() -> None:
-    """Renewals, a release and a change of the holder are no violation."""
+def test_writes_of_the_holder_are_in_order() -> None:
+    """Renewals, a release and a change of holder give no findings."""
     assert out_of_order(LOG, 1, ["team"]) == []
     assert epochs_out_of_order(LOG, 1) == []
 
 
-def test_a_write_after_the_tenure_or_between_two_is_found() -> None:
-    """By its version alone: where it stands in the log does not matter."""
+def test_a_write_without_holding_the_shard_is_found() -> None:
+    """By its resourceVersion alone: its position in the log does not matter."""
     late, between = entry("services", 16, "a"), entry("deployments", 13, "a")
     assert len(out_of_order((late, *LOG), 1, ["team"])) == 1
     assert len(out_of_order((between, *LOG), 1, ["team"])) == 1
     assert len(out_of_order((*LOG, entry("services", 9, "a")), 1, ["team"])) == 1
 
 
-def test_refused_writes_and_other_namespaces_are_left_out() -> None:
-    """A refused write, and a write in a namespace of another test."""
+def test_refused_writes_and_other_namespaces_are_ignored() -> None:
+    """Neither a refused write nor a write in a namespace of another test is a finding."""
     refused = entry("services", 16, "a", code=409)
     elsewhere = entry("services", 16, "a", namespace="other")
     assert out_of_order((*LOG, refused, elsewhere), 1, ["team"]) == []
 
 
-def test_a_record_belongs_to_the_namespace_of_its_proxy() -> None:
-    """Records are kept in the operator's namespace and are checked by their proxy's namespace."""
+def test_a_ledger_entry_counts_for_the_namespace_of_its_proxy() -> None:
+    """Entries are in the operator's namespace, but belong to the shard of their proxy's namespace."""
     record = {"spec": {"proxy": {"namespace": "team"}}}
     late = entry("proxyregistrations", 16, "a", record, namespace="edge-system", name="proxy-1")
     assert len(out_of_order((*LOG, late), 1, ["team"])) == 1
 
 
-def test_an_epoch_that_does_not_grow_with_a_new_holder_is_found() -> None:
-    """Another holder needs a higher epoch, and no epoch may go back."""
+def test_an_epoch_that_does_not_increase_with_a_change_of_holder_is_found() -> None:
+    """Another holder needs a higher epoch, and no epoch may decrease."""
     assert len(epochs_out_of_order((lease(10, "a", 3), lease(11, "b", 3)), 1)) == 1
     assert len(epochs_out_of_order((lease(10, "a", 3), lease(11, "a", 2)), 1)) == 1

@@ -1,4 +1,4 @@
-"""The PowerDNS registry without a server: each request as it is sent, each answer as it is understood."""
+"""The PowerDNS registry with scripted answers: which requests it sends, and how it reads each answer."""
 
 import json
 import random
@@ -40,7 +40,7 @@ from operator_app.registration.powerdns.dns import (
     Ownership,
     Place,
     address_at,
-    holder,
+    owner_of,
     place_of,
 )
 from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
@@ -58,7 +58,7 @@ RECORD = Record("u1", 3, Key("team-a", "checkout"), "shop.example.com", "203.0.1
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Everything that the registry needs."""
+    """All settings that the registry needs."""
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
     return Settings(powerdns_url=SERVER, powerdns_zones=("example.com",), powerdns_api_key_file=file)
@@ -72,7 +72,7 @@ async def registry(settings: Settings) -> AsyncIterator[PowerDnsRegistry]:
 
 
 def a_set(name: str, kind: str, *contents: str, ttl: int = 300) -> Object:
-    """A record set as the server tells it."""
+    """A record set as the server returns it."""
     records = [{"content": content, "disabled": False} for content in contents]
     return {"name": f"{name}.", "type": kind, "ttl": ttl, "records": records, "comments": []}
 
@@ -81,21 +81,21 @@ ADDRESS = a_set("shop.example.com", "A", "203.0.113.7")
 OWNERSHIP = a_set("_edge-owner.shop.example.com", "TXT", OWNER)
 
 
-def looks(mock: HTTPXMock, *sets: Object) -> None:
-    """Answer one look, which is two reads, with those of ``sets`` that each asks for."""
+def reads(mock: HTTPXMock, *sets: Object) -> None:
+    """Answer the two reads of a hostname and its owner name with those of ``sets`` that each requests."""
     for name in ("shop.example.com", "_edge-owner.shop.example.com"):
         mine = [each for each in sets if each["name"] == f"{name}."]
         mock.add_response(url=f"{ZONE}?rrset_name={name}.", json={"name": "example.com.", "rrsets": mine})
 
 
-def nothing_parked(mock: HTTPXMock) -> None:
+def no_disabled_records(mock: HTTPXMock) -> None:
     """Answer the search for disabled records."""
     url = f"{SERVER}/api/v1/servers/localhost/search-data?q=shop.example.com&object_type=record&max=1000"
     mock.add_response(url=url, json=[])
 
 
 def edits_of(request: httpx.Request) -> list[str]:
-    """A PATCH in short: what happens to which records, in their order."""
+    """The edits of a PATCH in short form, in their order."""
     return [
         f"{each['changetype']} {each['name']} {each['type']}"
         + "".join(f" {each['ttl']} {record['content']}" for record in each.get("records", ()))
@@ -112,14 +112,14 @@ def sent(mock: HTTPXMock) -> list[str]:
 
 
 @pytest.mark.anyio
-async def test_a_claim_is_one_change_with_its_own_precondition(
+async def test_a_creation_is_one_change_with_its_own_precondition(
     registry: PowerDnsRegistry, httpx_mock: HTTPXMock
 ) -> None:
-    """Both names are probed for anything that stands there, then the pair is written, ownership first."""
-    looks(httpx_mock)
-    nothing_parked(httpx_mock)
+    """Both names are probed for any record, then the pair is written, the ownership record first."""
+    reads(httpx_mock)
+    no_disabled_records(httpx_mock)
     httpx_mock.add_response(method="PATCH", url=ZONE, status_code=204)
-    looks(httpx_mock, ADDRESS, OWNERSHIP)
+    reads(httpx_mock, ADDRESS, OWNERSHIP)
     assert await registry.register(RECORD) == Registration(Outcome.CREATED)
     assert sent(httpx_mock) == ["GET", "GET", "GET", "PATCH", "GET", "GET"]
     [patch] = httpx_mock.get_requests(method="PATCH")
@@ -140,11 +140,11 @@ async def test_a_claim_is_one_change_with_its_own_precondition(
 
 @pytest.mark.anyio
 async def test_no_change_replaces_the_same_records_twice(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
-    """The server refuses two REPLACE of one name and type in a change, so the claim of an alias probes with itself."""
-    looks(httpx_mock)
-    nothing_parked(httpx_mock)
+    """The server refuses two REPLACE of one name and type in a change, so a new CNAME is its own probe."""
+    reads(httpx_mock)
+    no_disabled_records(httpx_mock)
     httpx_mock.add_response(method="PATCH", url=ZONE, status_code=204)
-    looks(httpx_mock, a_set("shop.example.com", "CNAME", "lb.example.net."), OWNERSHIP)
+    reads(httpx_mock, a_set("shop.example.com", "CNAME", "lb.example.net."), OWNERSHIP)
     assert await registry.register(replace(RECORD, address="lb.example.net")) == Registration(Outcome.CREATED)
     [patch] = httpx_mock.get_requests(method="PATCH")
     edits = [edit.rsplit(" ", 2)[0] if edit.startswith("REPLACE") else edit for edit in edits_of(patch)]
@@ -154,10 +154,10 @@ async def test_no_change_replaces_the_same_records_twice(registry: PowerDnsRegis
 
 @pytest.mark.anyio
 async def test_a_correction_removes_before_it_writes(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
-    """The server checks each edit as it comes: the other types of address go first."""
-    looks(httpx_mock, a_set("shop.example.com", "CNAME", "old.example.net."), OWNERSHIP)
+    """The server checks each edit in turn, so the other types of address are removed first."""
+    reads(httpx_mock, a_set("shop.example.com", "CNAME", "old.example.net."), OWNERSHIP)
     httpx_mock.add_response(method="PATCH", url=ZONE, status_code=204)
-    looks(httpx_mock, ADDRESS, OWNERSHIP)
+    reads(httpx_mock, ADDRESS, OWNERSHIP)
     assert await registry.register(RECORD) == Registration(Outcome.CONFIGURED)
     [patch] = httpx_mock.get_requests(method="PATCH")
     assert edits_of(patch) == [
@@ -169,11 +169,11 @@ async def test_a_correction_removes_before_it_writes(registry: PowerDnsRegistry,
 
 
 @pytest.mark.anyio
-async def test_a_removal_ends_with_the_ownership(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
-    """Addresses of every type go first and the TXT last, and a read confirms it."""
-    looks(httpx_mock, ADDRESS, OWNERSHIP)
+async def test_a_removal_ends_with_the_ownership_record(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
+    """Addresses of every type are removed first and the TXT last, and a read confirms it."""
+    reads(httpx_mock, ADDRESS, OWNERSHIP)
     httpx_mock.add_response(method="PATCH", url=ZONE, status_code=204)
-    looks(httpx_mock)
+    reads(httpx_mock)
     assert await registry.deregister("u1", "shop.example.com") is Outcome.DELETED
     [patch] = httpx_mock.get_requests(method="PATCH")
     assert edits_of(patch) == [
@@ -185,8 +185,8 @@ async def test_a_removal_ends_with_the_ownership(registry: PowerDnsRegistry, htt
 
 
 @pytest.mark.anyio
-async def test_what_holds_is_only_read(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
-    """Two reads and nothing else, whatever else the server tells: comments, other names, upper case."""
+async def test_a_matching_record_is_only_read(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
+    """Two reads and nothing else, whatever else the server returns: comments, other names, upper case."""
     beside = {**ADDRESS, "name": "SHOP.example.com."}
     noise = [a_set("other.example.com", "A", "192.0.2.1"), {**a_set("shop.example.com", "AAAA"), "comments": [{}]}]
     for wanted in (beside, OWNERSHIP):
@@ -197,8 +197,8 @@ async def test_what_holds_is_only_read(registry: PowerDnsRegistry, httpx_mock: H
 
 @pytest.mark.anyio
 async def test_a_search_that_was_cut_short_means_taken(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
-    """When more records mention a name than the server tells, it is not taken for free."""
-    looks(httpx_mock)
+    """When more records mention a name than the server returns, the name counts as taken."""
+    reads(httpx_mock)
     hits = [{"name": f"n{n}.example.com.", "type": "CNAME", "content": "shop.example.com."} for n in range(1000)]
     httpx_mock.add_response(json=hits)
     taken = await registry.register(RECORD)
@@ -208,7 +208,7 @@ async def test_a_search_that_was_cut_short_means_taken(registry: PowerDnsRegistr
 
 @pytest.mark.anyio
 async def test_entries_read_each_zone_once(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
-    """One listing for each zone, of which only the ownership records of this operator are told."""
+    """One listing for each zone, and only the ownership records of this operator are returned."""
     other = OWNER.replace("operator=operator-app", "operator=other")
     sets = [
         ADDRESS,
@@ -225,7 +225,7 @@ async def test_entries_read_each_zone_once(registry: PowerDnsRegistry, httpx_moc
 
 @pytest.mark.anyio
 async def test_changes_of_one_zone_do_not_overlap(settings: Settings, httpx_mock: HTTPXMock) -> None:
-    """A server makes them one after the other, or refuses: they wait here. Another zone's change waits for nobody."""
+    """Changes of one zone are serialised by the client; a change of another zone does not wait for them."""
     running: list[str] = []
     seen: set[tuple[str, ...]] = set()
     both_run = anyio.Event()
@@ -275,7 +275,7 @@ FAILURES: list[tuple[dict[str, Any], type[OperatorError], str | None, float | No
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("answer", "error", "reason", "retry_after_s"), FAILURES)
-async def test_every_failure_has_its_class(
+async def test_every_failure_has_its_error_class(
     registry: PowerDnsRegistry,
     httpx_mock: HTTPXMock,
     answer: dict[str, Any],
@@ -310,7 +310,7 @@ async def test_every_failure_has_its_class(
 async def test_no_answer_is_transient(
     registry: PowerDnsRegistry, httpx_mock: HTTPXMock, exception: httpx.TransportError
 ) -> None:
-    """Whatever keeps an answer from arriving passes by itself."""
+    """Every failure of the connection is a TransientError."""
     httpx_mock.add_exception(exception)
     with pytest.raises(TransientError, match=r"no answer|did not answer") as failed:
         await registry.register(RECORD)
@@ -318,8 +318,8 @@ async def test_no_answer_is_transient(
 
 
 @pytest.mark.anyio
-async def test_an_answer_that_drips_is_given_up(settings: Settings, httpx_mock: HTTPXMock) -> None:
-    """The bound is on the request as a whole, not on the pauses within it."""
+async def test_a_slow_answer_is_bounded_as_a_whole(settings: Settings, httpx_mock: HTTPXMock) -> None:
+    """The timeout is for the request as a whole, not for the pauses within it."""
 
     class Drip(httpx.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -334,14 +334,14 @@ async def test_an_answer_that_drips_is_given_up(settings: Settings, httpx_mock: 
 
 
 @pytest.mark.anyio
-async def test_a_refused_record_is_told_with_the_servers_sentence(
+async def test_a_refused_record_is_reported_with_the_servers_message(
     registry: PowerDnsRegistry, httpx_mock: HTTPXMock
 ) -> None:
-    """A 422 while the name is still free is about the record: terminal, in one line of bounded length."""
-    looks(httpx_mock)
-    nothing_parked(httpx_mock)
+    """A 422 while the name is still free is about the record: a TerminalError with one line of bounded length."""
+    reads(httpx_mock)
+    no_disabled_records(httpx_mock)
     httpx_mock.add_response(method="PATCH", status_code=422, json={"error": "not\nin format" + "!" * 1000})
-    looks(httpx_mock)
+    reads(httpx_mock)
     with pytest.raises(InvalidError, match=r"^PowerDNS answered 422 \(not in format!+\)$") as refused:
         await registry.register(RECORD)
     assert refused.value.reason == "RecordRefused"
@@ -349,22 +349,26 @@ async def test_a_refused_record_is_told_with_the_servers_sentence(
 
 
 @pytest.mark.anyio
-async def test_a_write_that_does_not_hold_is_not_confirmed(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
-    """When the read after the write shows something else, the registration has not happened yet."""
-    looks(httpx_mock)
-    nothing_parked(httpx_mock)
+async def test_a_write_that_is_not_read_back_is_not_confirmed(
+    registry: PowerDnsRegistry, httpx_mock: HTTPXMock
+) -> None:
+    """When the read after the write returns something else, the call fails with a ConflictError."""
+    reads(httpx_mock)
+    no_disabled_records(httpx_mock)
     httpx_mock.add_response(method="PATCH", status_code=204)
-    looks(httpx_mock, a_set("shop.example.com", "A", "192.0.2.66"), OWNERSHIP)
+    reads(httpx_mock, a_set("shop.example.com", "A", "192.0.2.66"), OWNERSHIP)
     with pytest.raises(ConflictError, match="at the same time"):
         await registry.register(RECORD)
 
 
 @pytest.mark.anyio
-async def test_a_removal_that_does_not_hold_is_not_confirmed(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
-    """When the read after a removal still shows our ownership, the removal has not happened yet."""
-    looks(httpx_mock, ADDRESS, OWNERSHIP)
+async def test_a_removal_that_is_not_read_back_is_not_confirmed(
+    registry: PowerDnsRegistry, httpx_mock: HTTPXMock
+) -> None:
+    """When the read after a removal still returns our ownership record, the call fails with a ConflictError."""
+    reads(httpx_mock, ADDRESS, OWNERSHIP)
     httpx_mock.add_response(method="PATCH", status_code=204)
-    looks(httpx_mock, ADDRESS, OWNERSHIP)
+    reads(httpx_mock, ADDRESS, OWNERSHIP)
     with pytest.raises(ConflictError, match="came back"):
         await registry.deregister("u1", "shop.example.com")
 
@@ -376,9 +380,9 @@ async def test_a_removal_that_does_not_hold_is_not_confirmed(registry: PowerDnsR
 async def test_a_401_reads_the_key_again_and_resends_once(
     registry: PowerDnsRegistry, settings: Settings, httpx_mock: HTTPXMock
 ) -> None:
-    """A renewed key is found through the 401; a key that is still the same is not sent a second time."""
+    """After a 401 the file is read again: a renewed key is sent, an unchanged one is not sent a second time."""
     assert settings.powerdns_api_key_file is not None
-    looks(httpx_mock, ADDRESS, OWNERSHIP)
+    reads(httpx_mock, ADDRESS, OWNERSHIP)
     await registry.observe(RECORD)
     httpx_mock.add_response(status_code=401)
     with pytest.raises(ForbiddenError):
@@ -399,7 +403,7 @@ async def test_a_401_reads_the_key_again_and_resends_once(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("content", [None, b"", b"\n", b"one\ntwo\n", b"\xff\xfe"])
-async def test_a_key_that_cannot_be_sent_is_said_without_it(
+async def test_an_invalid_key_is_reported_without_its_contents(
     registry: PowerDnsRegistry, settings: Settings, content: bytes | None
 ) -> None:
     """A missing, empty, or unreadable key file is a terminal error that names the file and shows nothing of it."""
@@ -429,7 +433,7 @@ async def test_a_key_that_cannot_be_sent_is_said_without_it(
         {"powerdns_ca_file": Path("/nowhere/ca.pem"), "powerdns_url": "https://dns.example.net"},
     ],
 )
-async def test_what_cannot_work_is_refused_at_the_start(settings: Settings, changes: dict[str, Any]) -> None:
+async def test_settings_that_cannot_work_are_refused_at_the_start(settings: Settings, changes: dict[str, Any]) -> None:
     """A missing or wrong setting is one sentence that names it, before any request, and without credentials in it."""
     with pytest.raises(ConfigurationError, match=next(iter(changes))) as refused:
         async with connect(settings.model_copy(update=changes)):
@@ -438,12 +442,12 @@ async def test_what_cannot_work_is_refused_at_the_start(settings: Settings, chan
 
 
 def zones(text: str) -> tuple[str, ...]:
-    """The zones that a flag or an environment variable means."""
+    """The zones of a flag or an environment variable."""
     return Settings.model_validate({"powerdns_zones": text}).powerdns_zones
 
 
 def test_zones_are_names_separated_by_commas() -> None:
-    """Dots at the end, upper case and repetition do not matter; what is no name is refused with what to write."""
+    """Dots at the end, upper case and repetition are normalised; anything but a DNS name is refused."""
     assert zones("Example.com., example.org,example.com") == (
         "example.com",
         "example.org",
@@ -457,8 +461,8 @@ FACTORY: Factory = connect
 """For the type checker: the factory is what an entry point has to name."""
 
 
-def test_the_package_announces_it() -> None:
-    """The entry point in pyproject.toml leads to the factory, so an installed operator has the registry by its name."""
+def test_the_package_has_the_entry_point() -> None:
+    """The entry point in pyproject.toml names the factory, so an installed operator finds the registry."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     value = project["entry-points"][GROUP]["powerdns"]
     assert EntryPoint("powerdns", value, GROUP).load() is FACTORY
@@ -468,7 +472,7 @@ def test_the_package_announces_it() -> None:
 
 
 def test_the_longest_zone_is_chosen() -> None:
-    """A zone is around its own name and the names below it, and not around a name that merely ends like it."""
+    """A zone contains its own name and the names below it, but not a name that merely ends like it."""
     zones = ("example.com", "eu.example.com", "com.example")
     assert place_of("shop.eu.example.com", zones) == Place("shop.eu.example.com", "eu.example.com")
     assert place_of("eu.example.com", zones).is_apex
@@ -492,7 +496,7 @@ PLACE = Place("shop.example.com", "example.com")
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "record"),
     [
         ("203.0.113.7", Address(AddressType.A, "203.0.113.7")),
         ("2001:DB8:0::7", Address(AddressType.AAAA, "2001:db8::7")),
@@ -500,9 +504,9 @@ PLACE = Place("shop.example.com", "example.com")
         ("web-envoy.team-a.svc", Address(AddressType.CNAME, "web-envoy.team-a.svc.")),
     ],
 )
-def test_an_address_is_told_by_its_kind(address: str, told: Address) -> None:
-    """IPv4 is an A, IPv6 an AAAA, a name a CNAME, each spelled as the server takes it."""
-    assert address_at(PLACE, address) == told
+def test_an_address_has_the_record_type_of_its_kind(address: str, record: Address) -> None:
+    """IPv4 is an A, IPv6 an AAAA, a name a CNAME, each in the server's notation."""
+    assert address_at(PLACE, address) == record
 
 
 @pytest.mark.parametrize(
@@ -519,20 +523,20 @@ def test_an_address_is_told_by_its_kind(address: str, told: Address) -> None:
         "*.x",
     ],
 )
-def test_an_address_that_no_record_can_tell_is_refused(address: str) -> None:
-    """Neither address nor name, an address of one machine only, or the hostname itself: terminal, no request."""
+def test_an_address_without_a_possible_record_is_refused(address: str) -> None:
+    """Neither address nor name, an address of one machine only, or the hostname itself: a TerminalError, no request."""
     with pytest.raises(InvalidError) as refused:
         address_at(PLACE, address)
     assert refused.value.reason == "AddressUnusable"
 
 
-def test_spelling_does_not_make_a_difference() -> None:
-    """A stored address is compared by what it means, and what means nothing is different."""
-    told = address_at(PLACE, "2001:db8::7")
-    assert told.is_told_by("2001:0DB8::0:7")
-    assert not told.is_told_by("2001:db8::8")
-    assert not told.is_told_by("nonsense")
-    assert address_at(PLACE, "lb.example.net").is_told_by("LB.example.net.")
+def test_addresses_are_compared_by_value() -> None:
+    """Another notation of the same address is equal; an invalid one is different."""
+    record = address_at(PLACE, "2001:db8::7")
+    assert record.is_equal_to("2001:0DB8::0:7")
+    assert not record.is_equal_to("2001:db8::8")
+    assert not record.is_equal_to("nonsense")
+    assert address_at(PLACE, "lb.example.net").is_equal_to("LB.example.net.")
 
 
 NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,55}[a-z0-9])?", fullmatch=True)
@@ -546,15 +550,15 @@ OWNERSHIPS = st.builds(
 
 
 @given(OWNERSHIPS)
-def test_an_ownership_survives_its_spelling(ownership: Ownership) -> None:
-    """What was written is read back, and no character-string is longer than its 255 octets."""
+def test_an_ownership_record_is_read_back(ownership: Ownership) -> None:
+    """What was written is parsed to the same value, and no string is longer than 255 octets."""
     assert Ownership.parsed(ownership.content) == ownership
     assert all(len(each) <= 257 for each in ownership.content.split(" "))
 
 
 @given(OWNERSHIPS, st.data())
-def test_an_altered_ownership_is_not_the_same(ownership: Ownership, data: st.DataObject) -> None:
-    """A text with one character changed, added or removed never reads as the same ownership."""
+def test_an_altered_ownership_record_is_not_the_same(ownership: Ownership, data: st.DataObject) -> None:
+    """A text with one character changed, added or removed is never parsed to the same ownership."""
     text = ownership.content
     at = data.draw(st.integers(0, len(text) - 1))
     inserted = data.draw(st.sampled_from(["", "x", "0", '"', " "]))
@@ -563,16 +567,16 @@ def test_an_altered_ownership_is_not_the_same(ownership: Ownership, data: st.Dat
 
 
 @given(st.lists(OWNERSHIPS, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_every_reader_finds_the_same_holder(claims: list[Ownership], chance: random.Random) -> None:
-    """The holder of several claims does not depend on their order, and a stranger's text among them leaves none."""
-    contents = [claim.content for claim in claims]
+def test_every_reader_finds_the_same_owner(ownerships: list[Ownership], chance: random.Random) -> None:
+    """The owner among several ownership records does not depend on their order; with a foreign text there is none."""
+    contents = [each.content for each in ownerships]
     shuffled = chance.sample(contents, len(contents))
-    assert holder(contents) == holder(shuffled) in claims
-    assert holder([*contents, '"v=spf1 -all"']) is None
-    assert holder([]) is None
+    assert owner_of(contents) == owner_of(shuffled) in ownerships
+    assert owner_of([*contents, '"v=spf1 -all"']) is None
+    assert owner_of([]) is None
 
 
-def test_of_one_proxys_claims_the_newest_generation_holds() -> None:
-    """Two claims of one UID are two generations of one proxy."""
-    claims = [Ownership("a", "u", Key("n", "p"), generation) for generation in (3, 12, 5)]
-    assert holder([claim.content for claim in claims]) == claims[1]
+def test_of_one_proxys_ownership_records_the_newest_generation_wins() -> None:
+    """Ownership records of one UID are generations of one proxy."""
+    ownerships = [Ownership("a", "u", Key("n", "p"), generation) for generation in (3, 12, 5)]
+    assert owner_of([each.content for each in ownerships]) == ownerships[1]

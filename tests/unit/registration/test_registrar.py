@@ -1,357 +1,332 @@
-"""Registration without a cluster: backoff with registries, which of them there are, what an audit finds."""
+"""Registration while a registry fails: one timeout for each open period of its circuit, whichever proxies need it."""
 
-import sys
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from operator_app.api.kinds import Key, Object
-from operator_app.api.records import RecordState
-from operator_app.errors import ConfigurationError
-from operator_app.registration.audit import FIXABLE, Finding, FindingKind, Survey, findings, table
-from operator_app.registration.backoff import Backoff
-from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry, Name
-from operator_app.registration.plugins import open_registries
-from operator_app.registration.registrar import Registries
-from operator_app.registration.registry import OutsideRecord, Record
-from operator_app.results import Problem
-from operator_app.settings import Settings
-
-PROXY = Key("team-a", "checkout")
-DOWN = Problem("RegistryError", "it does not answer")
-FOR_GOOD = Problem("Forbidden", "it refuses us", needs_user_action=True)
-
-
-def a_record(**changes: Any) -> Record:
-    """A record; keywords replace its fields."""
-    return replace(Record("one", 1, PROXY, "a.b", "c.d", ()), **changes)
-
-
-# --- backoff ------------------------------------------------------------------------------------------------------
-
-
-def backoff(rand: float = 1.0) -> Backoff:
-    """Pauses of 1, 2, 4, then 5 seconds, where chance gives the longest."""
-    return Backoff(base_s=1, cap_s=5, rand=lambda: rand)
-
-
-def test_pauses_double_up_to_the_cap() -> None:
-    """Each failure in a row doubles the pause, and no number of them overflows."""
-    patient = backoff()
-    pauses = [patient.failed(a_record(), DOWN, now_mono=0).requeue_after_s for _ in range(5)]
-    assert pauses == [1, 2, 4, 5, 5]
-    assert [patient.failed(a_record(), DOWN, now_mono=0).requeue_after_s for _ in range(2000)][-1] == 5
-
-
-def test_half_of_a_pause_is_chance() -> None:
-    """Records that fail together do not come back together."""
-    assert backoff(rand=0).failed(a_record(), DOWN, now_mono=0).requeue_after_s == 1 / 2
-
-
-def test_in_a_pause_the_last_problem_stands_and_the_rest_is_told() -> None:
-    """The registry is not asked, and the round knows when it may be; afterwards it is asked."""
-    patient = backoff()
-    patient.failed(a_record(), DOWN, now_mono=10)
-    answer = patient.pause(a_record(), now_mono=10.25)
-    assert answer is not None
-    assert (answer.problem, answer.requeue_after_s) == (DOWN, 0.75)
-    assert patient.pause(a_record(), now_mono=11) is None
-
-
-def test_another_record_ends_a_pause_unless_the_registry_asked_for_it() -> None:
-    """An edit may be the cure; ``Retry-After`` holds for whatever is sent."""
-    patient = backoff()
-    patient.failed(a_record(), DOWN, now_mono=0)
-    assert patient.pause(a_record(generation=2), now_mono=0) is None
-    assert patient.pause(a_record(uid="two"), now_mono=0) is None
-    asked = patient.failed(a_record(), DOWN, now_mono=0, asked_s=30)
-    assert asked.requeue_after_s == 30
-    edited = patient.pause(a_record(generation=2), now_mono=0)
-    assert edited is not None
-    assert edited.requeue_after_s == 30
-
-
-def test_an_edited_record_starts_with_a_short_pause() -> None:
-    """Failures belong to the record that failed."""
-    patient = backoff()
-    for _ in range(4):
-        patient.failed(a_record(), DOWN, now_mono=0)
-    assert patient.failed(a_record(generation=2), DOWN, now_mono=0).requeue_after_s == 1
-
-
-def test_what_does_not_pass_pauses_for_the_cap_at_once() -> None:
-    """Credentials are not mended within seconds."""
-    assert backoff().failed(a_record(), FOR_GOOD, now_mono=0).requeue_after_s == 5
-
-
-def test_an_answer_ends_the_pause() -> None:
-    """After a success the next failure is a first one again."""
-    patient = backoff()
-    patient.failed(a_record(), DOWN, now_mono=0)
-    patient.forget("one")
-    assert patient.pause(a_record(), now_mono=0) is None
-    assert patient.failed(a_record(), DOWN, now_mono=0).requeue_after_s == 1
-
-
-# --- the ledger's entries ------------------------------------------------------------------------------------------
-
-
-def an_entry(uid: str = "one", proxy: Key = PROXY, **spec: Any) -> Object:
-    """A stored ProxyRegistration; keywords become its spec."""
-    return {
-        "metadata": {"name": f"proxy-{uid}", "namespace": "edge-system", "generation": 3},
-        "spec": {
-            "proxy": {"namespace": proxy.namespace, "name": proxy.name, "uid": uid},
-            "registry": "dns",
-            "state": "Registered",
-        }
-        | spec,
-    }
-
-
-@pytest.mark.parametrize(
-    ("spec", "published", "names"),
-    [
-        ({}, None, set()),
-        ({"hostname": "a.b"}, Name("dns", "a.b"), {Name("dns", "a.b")}),
-        ({"hostname": "a.b", "registry": IN_CLUSTER}, None, set()),
-        (
-            {"hostname": "a.b", "registry": IN_CLUSTER, "retiring": [{"registry": "dns", "hostname": "c.d"}]},
-            None,
-            {Name("dns", "c.d")},
-        ),
-        (
-            {"hostname": "a.b", "retiring": [{"registry": "old", "hostname": "a.b"}]},
-            Name("dns", "a.b"),
-            {Name("dns", "a.b"), Name("old", "a.b")},
-        ),
-    ],
-)
-def test_an_entry_names_all_that_may_stand_outside(spec: Object, published: Name | None, names: set[Name]) -> None:
-    """The hostname in an outside registry and everything that retires; what is in the cluster alone is not outside."""
-    entry = LedgerEntry(an_entry(**spec))
-    assert entry.published == published
-    assert entry.names == names
-
-
-@pytest.mark.parametrize(
-    ("status", "is_confirmed"), [({}, False), ({"confirmedGeneration": 2}, False), ({"confirmedGeneration": 3}, True)]
-)
-def test_an_entry_is_confirmed_for_exactly_one_version(status: Object, *, is_confirmed: bool) -> None:
-    """What was confirmed of an older spec, another address for instance, says nothing about this one."""
-    assert LedgerEntry(an_entry() | {"status": status}).is_confirmed is is_confirmed
-
-
-# --- which registries there are ------------------------------------------------------------------------------------
-
-
-def test_an_unknown_registry_is_answered_with_those_there_are() -> None:
-    """The sentence says what to write instead."""
-    registries = Registries({})
-    assert registries.unknown(IN_CLUSTER) is None
-    problem = registries.unknown("dsn")
-    assert problem is not None
-    assert problem.needs_user_action
-    assert "dsn" in problem.message
-    assert IN_CLUSTER in problem.message
-
-
-PACKAGE = """
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
 
-from operator_app.errors import ConfigurationError
+import anyio
+import pytest
+from anyio.abc import TaskGroup
 
-not_a_factory = 1
-opened = []
+from operator_app.api.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Object
+from operator_app.api.records import RecordState
+from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, ThrottledError, TransientError
+from operator_app.registration import audit, registrar
+from operator_app.registration.audit import outside_entries
+from operator_app.registration.backoff import Backoff
+from operator_app.registration.circuit import CircuitBreaker
+from operator_app.registration.claims import Claims
+from operator_app.registration.ledger import Ledger
+from operator_app.registration.registrar import Registrar, Registries
+from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
+from operator_app.results import Outcome, Problem
+from tests.unit.scripted_api import Clock, Rooms, ScriptedApi, ok, rooms
+from tests.unit.ssa.field_sets import stored
+
+pytestmark = pytest.mark.anyio
+
+DOWN: Final = TransientError("DNS did not answer within 5 s")
+TIMEOUT_S: Final = 5.0
+PAUSED: Final = Problem("Paused", "it waits")
+NAMESPACE: Final = "edge-system"
+
+
+class Dns:
+    """A registry in virtual time: each call that fails takes as long as the timeout."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.error: OperatorError | None = None
+        self.calls = 0
+        self.answering: anyio.Event | None = None
+        self.requeue_after_s: float | None = None
+
+    async def observe(self, record: Record) -> Comparison:
+        """Every record matches."""
+        await self._answer(record.uid)
+        return Comparison.MATCHING
+
+    async def register(self, record: Record) -> Registration:
+        """Every record is created."""
+        await self._answer(record.uid)
+        return Registration(Outcome.CREATED, requeue_after_s=self.requeue_after_s)
+
+    async def deregister(self, uid: str, hostname: str) -> Outcome:
+        """Every record is removed."""
+        await self._answer(uid + hostname)
+        return Outcome.DELETED
+
+    async def entries(self) -> AsyncIterator[OutsideRecord]:
+        """No records."""
+        none: tuple[OutsideRecord, ...] = ()
+        for each in none:
+            yield each
+
+    async def _answer(self, _: str) -> None:
+        self.calls += 1
+        if self.answering is not None:
+            await self.answering.wait()
+        if self.error is not None:
+            self.clock.mono += TIMEOUT_S
+            raise self.error
+
+
+class World:
+    """A registrar whose store has proxies, each with a hostname that is confirmed or not."""
+
+    def __init__(self, own: Rooms) -> None:
+        self.clock = own.clock
+        self.store = own.store
+        self.dns = Dns(own.clock)
+        self.backoff = Backoff(base_s=0.5, cap_s=60, rand=lambda: 1.0)
+        self.claims = Claims(own.applier, own.store, namespace=NAMESPACE, sink=own.store.apply_delta)
+        self.ledger = Ledger(
+            own.applier, own.cluster, own.store, namespace=NAMESPACE, on_write=own.on_write, sink=own.store.apply_delta
+        )
+        self.registrar = Registrar(
+            self.ledger,
+            self.claims,
+            Registries({"dns": self.dns}, "dns"),
+            self.backoff,
+            CircuitBreaker(rand=lambda: 1.0),
+            mono=own.clock,
+        )
+
+    def proxy(self, name: str, *, is_confirmed: bool) -> Record:
+        """Store claim and entry of a proxy; its record."""
+        record = Record(f"uid-{name}", 1, Key("team-a", name), f"{name}.example.com", "192.0.2.1", ())
+        claim = self.claims._desired(f"{name}.example.com", record.proxy, record.uid)
+        self.store.learn(HOSTNAME_CLAIM, stored(claim, uid=f"claim-{name}"))
+        self.store.learn(PROXY_REGISTRATION, self.entry(record, is_confirmed=is_confirmed))
+        return record
+
+    def entry(self, record: Record, *, is_confirmed: bool) -> Object:
+        """The stored entry of a proxy."""
+        status = {"status": {"confirmedGeneration": int(is_confirmed)}}
+        return stored(self.ledger._desired(record, "dns", frozenset()), uid=f"entry-{record.uid}") | status
+
+    async def observation(self, record: Record) -> Problem | None:
+        """Observe a paused proxy in a resync; its problem."""
+        return await self.registrar.observe(record, None, PAUSED, is_resync=True)
+
+    async def start_probe(self, tasks: TaskGroup) -> anyio.Event:
+        """Open the circuit, wait its time and start a probe, which is answered when the returned event is set."""
+        record = self.proxy("one", is_confirmed=True)
+        self.dns.error = DOWN
+        await self.removal(record)
+        self.clock.mono += 0.5
+        self.dns.answering = anyio.Event()
+        tasks.start_soon(self.removal, record)
+        await anyio.wait_all_tasks_blocked()
+        return self.dns.answering
+
+    async def removal(self, record: Record) -> str:
+        """Try a removal that fails; its error message."""
+        with pytest.raises(TransientError) as failed:
+            await self.registrar.deregister(record.proxy, record.uid)
+        return str(failed.value)
+
 
 @asynccontextmanager
-async def good(settings):
-    opened.append(settings.operator_id)
-    yield "a registry"
-    opened.clear()
-
-@asynccontextmanager
-async def refusing(settings):
-    raise ConfigurationError("set OUR_URL")
-    yield
-
-def crashing(settings):
-    raise RuntimeError("something\\nunexpected")
-"""
+async def a_world(folder: Path, api: ScriptedApi | None = None) -> AsyncGenerator[World]:
+    """A world whose API server fails the test on any request that is not in the script."""
+    async with rooms(api or ScriptedApi(), folder) as own:
+        yield World(own)
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somebody's package with entry points, on the path."""
-    (tmp_path / "their_registries.py").write_text(PACKAGE)
-    for version, points in (
-        (
-            "a",
-            "good = their_registries:good\nrefusing = their_registries:refusing\nodd = their_registries:not_a_factory",
-        ),
-        (
-            "b",
-            "crashing = their_registries:crashing\nmissing = their_registries:nothing\ntwice = their_registries:good",
-        ),
-        ("c", "twice = their_registries:refusing\npowerdns = their_registries:good\nabsent = no_such_package:open"),
-    ):
-        info = tmp_path / f"their_{version}-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: their-{version}\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(f"[operator_app.registries]\n{points}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "their_registries", raising=False)
-    return tmp_path
+async def test_a_resync_against_a_registry_that_hangs_costs_one_timeout(tmp_path: Path) -> None:
+    """A hundred confirmed hostnames: one read hangs, the others fail at once, and no proxy gets a problem."""
+    async with a_world(tmp_path) as world:
+        records = [world.proxy(f"p{number}", is_confirmed=True) for number in range(100)]
+        world.dns.error = DOWN
+        begun = world.clock()
+        answers = [await world.registrar.register(each, is_resync=True) for each in records[:50]]
+        assert [await world.observation(each) for each in records[50:]] == [None] * 50
+        assert {(each.outcome, each.problem) for each in answers} == {(Outcome.UNCHANGED, None)}
+        assert (world.dns.calls, world.clock() - begun) == (1, TIMEOUT_S)
 
 
-@pytest.mark.anyio
-@pytest.mark.usefixtures("installed")
-async def test_a_registry_is_opened_with_the_settings_and_closed_at_the_end() -> None:
-    """What an entry point names gets the settings once, and its context lasts as long as the operator."""
-    async with open_registries(Settings(registry="good", operator_id="mine")) as registries:
-        assert registries.default == "good"
-        assert list(registries.outside) == ["good"]
-        opened = sys.modules["their_registries"].opened
-        assert opened == ["mine"]
-    assert opened == []
+async def test_deletions_against_a_registry_that_hangs_cost_one_timeout_for_each_open_period(tmp_path: Path) -> None:
+    """Each fails with the registry's own message; then one of them probes, and the next open period is longer."""
+    async with a_world(tmp_path) as world:
+        records = [world.proxy(f"p{number}", is_confirmed=True) for number in range(20)]
+        world.dns.error = DOWN
+        assert {await world.removal(each) for each in records} == {DOWN.message}
+        assert world.dns.calls == 1
+        world.clock.mono += 0.5
+        assert {await world.removal(each) for each in records} == {DOWN.message}
+        assert world.dns.calls == 2
+        world.clock.mono += 0.5
+        await world.removal(records[0])
+        assert world.dns.calls == 2
 
 
-@pytest.mark.anyio
-async def test_the_default_needs_nothing_installed() -> None:
-    """``in-cluster`` is the ledger; no entry point is looked for."""
-    async with open_registries(Settings()) as registries:
-        assert registries == Registries({}, IN_CLUSTER)
+async def test_a_record_that_was_not_tried_waits_for_the_next_probe_and_then_backs_off(tmp_path: Path) -> None:
+    """A new record, such as an edit, waits for the open period only; in a longer outage it is tried ever less often."""
+    async with a_world(tmp_path) as world:
+        one, two = (world.proxy(name, is_confirmed=False) for name in ("one", "two"))
+        world.dns.error = DOWN
+        failed = await world.registrar.register(one)
+        assert (failed.problem, failed.requeue_after_s) == (Problem("RegistryError", DOWN.message), 0.5)
+        waits: list[float] = []
+        for _ in range(9):
+            deferred = await world.registrar.register(two)
+            assert deferred.problem == failed.problem
+            assert deferred.requeue_after_s is not None
+            waits.append(deferred.requeue_after_s)
+            world.clock.mono += deferred.requeue_after_s
+            with pytest.raises(TransientError):
+                await world.registrar.deregister(one.proxy, one.uid)
+        assert waits[0] == failed.requeue_after_s
+        assert waits[-1] == 60
+        assert waits == sorted(waits)
 
 
-@pytest.mark.anyio
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("elsewhere", "no registry elsewhere is installed; there are: .*good.*in-cluster"),
-        ("absent", "absent can't be loaded from no_such_package:open: No module named"),
-        ("missing", "missing can't be loaded from their_registries:nothing"),
-        ("odd", "odd is no factory"),
-        ("twice", "twice is installed twice, as their_registries:good and their_registries:refusing; uninstall one"),
-        ("powerdns", "powerdns is installed twice"),
-        ("refusing", "^set OUR_URL$"),
-        ("crashing", "the registry crashing does not open: something unexpected"),
-    ],
-)
-async def test_a_registry_that_can_not_be_opened_is_one_sentence(name: str, sentence: str) -> None:
-    """Missing, broken, ambiguous or unwilling: the operator does not start, and says why."""
-    with pytest.raises(ConfigurationError, match=sentence):
-        async with open_registries(Settings(registries=(name,))):
-            pass
+async def test_the_first_success_closes_the_circuit(tmp_path: Path) -> None:
+    """After an outage every proxy is registered at once, and the next failure counts as a first one."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        one, two = (world.proxy(name, is_confirmed=False) for name in ("one", "two"))
+        world.dns.error = DOWN
+        await world.registrar.register(one)
+        world.dns.error = None
+        world.clock.mono += 0.5
+        for each in (two, one):
+            entry = world.entry(each, is_confirmed=True)
+            entry["metadata"]["resourceVersion"] = "2"
+            api.add(("apply ProxyRegistration/status", ok(entry)))
+        assert await world.registrar.register(two) == Registration(Outcome.CREATED)
+        assert await world.registrar.register(one) == Registration(Outcome.CREATED)
+        world.dns.error = DOWN
+        await world.removal(one)
+        world.clock.mono += 0.5
+        await world.removal(one)
+        assert world.dns.calls == 5, "the open period was that of a first failure"
 
 
-# --- audit ---------------------------------------------------------------------------------------------------------
+async def test_other_calls_do_not_wait_for_a_probe(tmp_path: Path) -> None:
+    """While a probe is in flight all other calls fail at once: none joins it, and none hangs with it."""
+    async with a_world(tmp_path) as world:
+        two = world.proxy("two", is_confirmed=True)
+        async with anyio.create_task_group() as tasks:
+            answering = await world.start_probe(tasks)
+            assert await world.removal(two) == DOWN.message
+            assert world.dns.calls == 2
+            answering.set()
 
 
-def a_claim(hostname: str, uid: str, proxy: Key = PROXY) -> Object:
-    """A stored HostnameClaim."""
-    reference = {"namespace": proxy.namespace, "name": proxy.name, "uid": uid}
-    return {"metadata": {"name": hostname}, "spec": {"hostname": hostname, "proxy": reference}}
-
-
-def surveyed(
-    *entries: Object,
-    living: dict[str, Key] | None = None,
-    claims: tuple[Object, ...] = (),
-    outside: Mapping[str, tuple[OutsideRecord, ...]] | None = None,
-    namespaces: tuple[str, ...] = (),
-) -> list[tuple[FindingKind, str, str]]:
-    """Kind, registry and name of what an audit finds."""
-    survey = Survey(living or {}, [LedgerEntry(each) for each in entries], claims, outside or {}, namespaces)
-    return [(each.kind, each.registry, each.name) for each in findings(survey)]
-
-
-def test_where_everything_fits_there_is_nothing_to_find() -> None:
-    """A living proxy with its entry, its claim and its record, and one that is being moved from one name to another."""
-    entry = an_entry(hostname="a.b", retiring=[{"registry": "dns", "hostname": "c.d"}])
-    held = (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "c.d"))
-    claims = (a_claim("a.b", "one"), a_claim("c.d", "one"))
-    assert surveyed(entry, living={"one": PROXY}, claims=claims, outside={"dns": held}) == []
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (surveyed(living={"one": PROXY}), [(FindingKind.PROXY_WITHOUT_RECORD, IN_CLUSTER, "proxy-one")]),
-        (
-            surveyed(an_entry(hostname="a.b"), living={"one": PROXY}, outside={"dns": ()}),
-            [(FindingKind.PROXY_WITHOUT_RECORD, "dns", "a.b")],
-        ),
-        (surveyed(an_entry(hostname="a.b")), [(FindingKind.RECORD_WITHOUT_PROXY, IN_CLUSTER, "proxy-one")]),
-        (
-            surveyed(outside={"dns": (OutsideRecord("one", PROXY, "a.b"),)}),
-            [(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b")],
-        ),
-        (
-            surveyed(
-                an_entry(hostname="a.b"),
-                living={"one": PROXY},
-                outside={"dns": (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "x.y"))},
-            ),
-            [(FindingKind.WRONG_OWNER, "dns", "x.y")],
-        ),
-        (surveyed(claims=(a_claim("a.b", "one"),)), [(FindingKind.CLAIM_WITHOUT_PROXY, IN_CLUSTER, "a.b")]),
-        (
-            surveyed(
-                an_entry(hostname="a.b", state=RecordState.ABANDONED.value),
-                claims=(a_claim("a.b", "one"),),
-                outside={"dns": (OutsideRecord("one", PROXY, "a.b"),)},
-            ),
-            [(FindingKind.REMOVAL_PENDING, IN_CLUSTER, "proxy-one")],
-        ),
-    ],
-    ids=[
-        "no entry",
-        "nothing outside",
-        "an entry of the dead",
-        "a record of the dead",
-        "another name of the living",
-        "a claim of the dead",
-        "abandoned",
-    ],
-)
-def test_what_does_not_fit_is_found_once(
-    found: list[tuple[FindingKind, str, str]], expected: list[tuple[FindingKind, str, str]]
+async def test_a_registry_that_never_answers_fails_after_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One finding for each discrepancy, under the name that people know."""
-    assert found == expected
+    """No reconcile waits for ever, whether or not the registry bounds its own calls."""
+    monkeypatch.setattr(registrar, "CALL_TIMEOUT_S", 0.01)
+    async with a_world(tmp_path) as world:
+        one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
+        world.dns.answering = anyio.Event()
+        assert await world.removal(one) == "the registry did not answer within 0.01 s"
+        await world.removal(two)
+        assert world.dns.calls == 1
 
 
-def test_what_was_orphaned_on_purpose_is_no_finding() -> None:
-    """``deletionPolicy: Orphan`` keeps entry, claim and record; nothing of it may be taken for left behind."""
-    entry = an_entry(hostname="a.b", state=RecordState.ORPHANED.value)
-    outside = {"dns": (OutsideRecord("one", PROXY, "a.b"),)}
-    assert surveyed(entry, claims=(a_claim("a.b", "one"),), outside=outside) == []
+async def test_a_list_that_stops_is_an_error_of_that_registry_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not end the resyncs; the lists of other registries are read all the same."""
+
+    class Stuck(Dns):
+        """Lists one record and then hangs."""
+
+        async def entries(self) -> AsyncIterator[OutsideRecord]:
+            yield OutsideRecord("uid", Key("team-a", "one"), "one.example.com")
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(audit, "CALL_TIMEOUT_S", 0.01)
+    read, failed = await outside_entries(Registries({"stuck": Stuck(Clock()), "dns": Dns(Clock())}))
+    assert read == {"dns": ()}
+    assert {name: str(error) for name, error in failed.items()} == {"stuck": "its list did not go on for 0.01 s"}
 
 
-def test_nothing_is_said_about_a_registry_that_could_not_be_read() -> None:
-    """An unread registry is not an empty one."""
-    assert surveyed(an_entry(hostname="a.b"), living={"one": PROXY}) == []
+@pytest.mark.parametrize(
+    ("requested_s", "expected_s"), [(-1, 1), (0, 1), (7, 7), (float("inf"), 3600), (float("nan"), 3600)]
+)
+async def test_a_delay_that_a_registry_requests_is_bounded(
+    tmp_path: Path, requested_s: float, expected_s: float
+) -> None:
+    """A registry may be a plugin: the delay is at least a second and at most an hour, whatever it requests."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        record = world.proxy("one", is_confirmed=False)
+        api.add(("apply ProxyRegistration/status", ok(world.entry(record, is_confirmed=True))))
+        world.dns.requeue_after_s = requested_s
+        assert await world.registrar.register(record) == Registration(Outcome.CREATED, requeue_after_s=expected_s)
 
 
-def test_nothing_is_said_about_namespaces_that_were_not_looked_at() -> None:
-    """Who may list only some namespaces can't tell who lives in the others."""
-    assert surveyed(an_entry(), namespaces=("team-b",)) == []
-    assert surveyed(an_entry(), namespaces=("team-a",)) != []
+async def test_a_cancelled_probe_does_not_keep_the_circuit_open(tmp_path: Path) -> None:
+    """A cancelled reconcile releases its permit, so the next call probes."""
+    async with a_world(tmp_path) as world:
+        two = world.proxy("two", is_confirmed=True)
+        async with anyio.create_task_group() as tasks:
+            await world.start_probe(tasks)
+            tasks.cancel_scope.cancel()
+        world.dns.answering = None
+        await world.removal(two)
+        assert world.dns.calls == 3
 
 
-def test_only_findings_about_the_dead_can_be_fixed() -> None:
-    """What belongs to a proxy that lives is the operator's alone."""
-    assert set(FindingKind) - FIXABLE == {FindingKind.PROXY_WITHOUT_RECORD, FindingKind.WRONG_OWNER}
+@pytest.mark.parametrize(
+    "error",
+    [
+        TerminalError("ZoneNotConfigured", "in no zone"),
+        ConflictError("somebody else changed it at the same time"),
+        FencedError("the shard has gone"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_error_about_one_name_does_not_open_the_circuit(tmp_path: Path, error: OperatorError) -> None:
+    """An invalid name, a concurrent change or our own expired token neither opens the circuit nor closes it."""
+    async with a_world(tmp_path) as world:
+        bad, good = (world.proxy(name, is_confirmed=True) for name in ("bad", "good"))
+        world.dns.error = error
+        for _ in range(2):
+            with pytest.raises(OperatorError, match=error.message) as failed:
+                await world.registrar.deregister(bad.proxy, bad.uid)
+            assert not isinstance(failed.value, ConflictError), "that would be the API server's"
+        assert world.dns.calls == 2
+        world.dns.error = DOWN
+        await world.removal(good)
+        world.clock.mono += 0.5
+        world.dns.error = error
+        assert await world.observation(bad) is None
+        world.dns.error = DOWN
+        await world.removal(good)
+        await world.removal(good)
+        assert world.dns.calls == 5, "the next one probed at once, and opened the circuit for longer"
 
 
-def test_the_table_has_a_line_for_each_finding() -> None:
-    """Columns are aligned, and every line can be searched for."""
-    found = Finding(FindingKind.WRONG_OWNER, "dns", "a.b", PROXY, "one")
-    assert table([found]).splitlines() == [
-        "FINDING      REGISTRY  NAME  PROXY            UID",
-        "wrong-owner  dns       a.b   team-a/checkout  one",
-    ]
+async def test_a_circuit_is_open_for_as_long_as_the_registry_requests(tmp_path: Path) -> None:
+    """``Retry-After`` in the answer for one proxy applies to all of them."""
+    async with a_world(tmp_path) as world:
+        one, two = (world.proxy(name, is_confirmed=True) for name in ("one", "two"))
+        world.dns.error = ThrottledError("enough", retry_after_s=30)
+        await world.removal(one)
+        world.clock.mono += 29
+        assert await world.removal(two) == "enough"
+        assert world.dns.calls == 1
+        world.clock.mono += 1
+        await world.removal(two)
+        assert world.dns.calls == 2
+
+
+async def test_a_removal_refused_by_an_open_circuit_can_be_abandoned(tmp_path: Path) -> None:
+    """Abandoning a removal needs no call to the registry."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        one = world.proxy("one", is_confirmed=True)
+        world.dns.error = DOWN
+        await world.removal(one)
+        await world.removal(one)
+        marked = world.entry(one, is_confirmed=True)
+        marked["metadata"]["resourceVersion"] = "2"
+        marked["spec"]["state"] = RecordState.ABANDONED.value
+        api.add(("apply ProxyRegistration", ok(marked)))
+        await world.registrar.abandon(one.uid)
+        assert world.registrar.orphaned_uids(one.proxy, None) == (one.uid,)

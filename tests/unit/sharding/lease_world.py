@@ -1,8 +1,8 @@
-"""A world in which replicas keep Leases, in virtual time: one compare-and-set store, slow and lossy ways to it.
+"""A simulation of replicas that hold Leases, in virtual time: one compare-and-set store behind a slow, lossy network.
 
 Replicas have clocks of their own, with an offset and a rate. They can be crashed, paused as by SIGSTOP (their clock
-goes on), cut off, and asked to leave. After every single event the world checks what must never happen: two replicas
-with a valid right to write for one shard, or for two divisions of the tenants.
+goes on), disconnected, and asked to leave. After every single event the simulation asserts that no two replicas have
+valid fencing tokens of one shard, or of different numbers of shards.
 """
 
 import copy
@@ -28,14 +28,14 @@ TIMES: Final = LeaseTimes(duration_s=15, renew_deadline_s=10, retry_period_s=2)
 
 
 class Server:
-    """Leases in a compare-and-set store, with one counter of versions."""
+    """Leases in a compare-and-set store with one counter of resourceVersions."""
 
     def __init__(self) -> None:
         self.leases: dict[str, Object] = {}
         self._versions = itertools.count(1)
 
     def execute(self, request: LeaseRequest) -> tuple[str, Object] | None:
-        """Commit an request: what a watch then shows (ADDED or MODIFIED, or DELETED); None for a lost race."""
+        """Commit a request; the watch event that follows (MODIFIED or DELETED), or None for a conflict."""
         stored = self.leases.get(request.name)
         if (None if stored is None else int(stored["metadata"]["resourceVersion"])) != request.version:
             return None
@@ -43,9 +43,9 @@ class Server:
         if request.body is None:
             assert stored is not None
             del self.leases[request.name]
-            gone = copy.deepcopy(stored)
-            gone["metadata"]["resourceVersion"] = version
-            return "DELETED", gone
+            deleted = copy.deepcopy(stored)
+            deleted["metadata"]["resourceVersion"] = version
+            return "DELETED", deleted
         obj = copy.deepcopy(request.body)
         uid = f"uid-{version}" if stored is None else stored["metadata"]["uid"]
         obj["metadata"] |= {"uid": uid, "resourceVersion": version}
@@ -54,66 +54,72 @@ class Server:
 
 
 class Replica:
-    """One replica: a state, and a process around it that may stop, stand still, or lose its network."""
+    """One replica: an election state in a process that may crash, be paused, or lose its network."""
 
     def __init__(self, world: "World", name: str, shards: int, *, rate: float, offset: float) -> None:
         self._world = world
         self.name = name
         self.rate = rate
         self._offset = offset
-        self.is_alive = True
-        self.is_cut_off = False
+        self.is_running = True
+        self.is_disconnected = False
         self.paused_until = 0.0
         self._watched_until = 0.0
         self._wakes = 0
-        self.changes: list[tuple[float, int, ShardTransition]] = []
-        self.holds: list[FencingToken] = []
+        self.transitions: list[tuple[float, int, ShardTransition]] = []
+        self.tokens: list[FencingToken] = []
         self.state = ElectionState(
-            name, shards, TIMES, namespace=NAMESPACE, tell=self._notify, clock=self.clock, rand=world.random.random
+            name,
+            shards,
+            TIMES,
+            namespace=NAMESPACE,
+            on_change=self._changed,
+            clock=self.clock,
+            rand=world.random.random,
         )
 
     def clock(self) -> float:
-        """The replica's own time."""
+        """The replica's own time in seconds."""
         return self._offset + self.rate * self._world.now
 
     def start(self) -> None:
-        """List, watch, and begin."""
+        """List the Leases, start to watch them, and join."""
         for obj in self._world.server.leases.values():
-            self.state.observe(copy.deepcopy(obj), now=self.clock())
+            self.state.observe(copy.deepcopy(obj), now_mono=self.clock())
         self._world.watchers.append(self)
         self.state.begin()
         self.step()
 
     def step(self) -> None:
-        """What the process does when it wakes up."""
-        for request in self.state.due(now=self.clock(), stamp="2026-01-01T00:00:00.000000Z"):
-            Trip(self._world, self, request).begin()
+        """Send what is due, and schedule the next wake-up."""
+        for request in self.state.due(now_mono=self.clock(), stamp="2026-01-01T00:00:00.000000Z"):
+            RoundTrip(self._world, self, request).begin()
         self._wakes += 1
-        this_wake, next_at = self._wakes, self.state.next_at(self.clock())
+        this_wake, next_due_mono = self._wakes, self.state.next_due_mono(self.clock())
 
         def wake() -> None:
             if this_wake == self._wakes:
                 self.step()
 
-        if next_at is not None:
-            self._world.at(self._world.now + (next_at - self.clock()) / self.rate + 1e-6, self.when_able(wake))
+        if next_due_mono is not None:
+            self._world.at(self._world.now + (next_due_mono - self.clock()) / self.rate + 1e-6, self.when_able(wake))
 
-    def hear(self, event: str, obj: Object) -> None:
-        """A watch event was sent; events arrive in their order, some time later."""
+    def deliver(self, event: str, obj: Object) -> None:
+        """Send a watch event; events arrive in their order, some time later."""
         self._watched_until = max(self._watched_until, self._world.now + self._world.delay_s())
 
         def arrive() -> None:
-            take = self.state.forget if event == "DELETED" else self.state.observe
-            take(obj, now=self.clock())
+            observe = self.state.observe_deletion if event == "DELETED" else self.state.observe
+            observe(obj, now_mono=self.clock())
             self.step()
 
         self._world.at(self._watched_until, self.when_able(arrive))
 
     def when_able(self, act: Callable[[], None]) -> Callable[[], None]:
-        """What a process does is put off while it stands still, and not done at all once it is dead."""
+        """``act``, delayed while the process is paused, and dropped once it has crashed."""
 
         def attempt() -> None:
-            if not self.is_alive:
+            if not self.is_running:
                 return
             if self._world.now < self.paused_until:
                 self._world.at(self.paused_until, attempt)
@@ -122,90 +128,90 @@ class Replica:
 
         return attempt
 
-    def _notify(self, shard: int, change: ShardTransition, _epoch: int) -> None:
-        self.changes.append((self._world.now, shard, change))
+    def _changed(self, shard: int, transition: ShardTransition, _epoch: int) -> None:
+        self.transitions.append((self._world.now, shard, transition))
         token = self.state.token(shard)
-        if change == ShardTransition.TAKEN and token is not None:
-            self.holds.append(token)
+        if transition == ShardTransition.TAKEN and token is not None:
+            self.tokens.append(token)
 
 
-class Trip:
-    """One request on its way: it takes its time, may be lost there or back, and is given up after the time-out."""
+class RoundTrip:
+    """One request and its answer: each takes time and may be lost; the sender gives up after the timeout."""
 
     def __init__(self, world: "World", replica: Replica, request: LeaseRequest) -> None:
         self._world = world
         self._replica = replica
-        self._errand = request
+        self._request = request
         self._is_over = False
 
     def begin(self) -> None:
-        """Send it."""
-        self._later(self._give_up, TIMES.request_timeout_s / self._replica.rate)
+        """Send the request."""
+        self._later(self._time_out, TIMES.request_timeout_s / self._replica.rate)
         if not self._world.is_lost(self._replica):
-            # Once sent, it arrives whatever becomes of the sender.
+            # Once sent, it arrives even if the sender crashes.
             self._world.at(self._world.now + self._world.delay_s(), self._commit)
 
     def _commit(self) -> None:
-        outcome = self._world.server.execute(self._errand)
+        outcome = self._world.server.execute(self._request)
         if outcome is not None:
-            self._world.tell_watchers(*outcome)
+            self._world.notify_watchers(*outcome)
         if not self._world.is_lost(self._replica):
-            self._later(lambda: self._hear(outcome))
+            self._later(lambda: self._answered(outcome))
 
-    def _hear(self, outcome: tuple[str, Object] | None) -> None:
+    def _answered(self, outcome: tuple[str, Object] | None) -> None:
         if self._is_over:
             return
         if outcome is None:
-            self._look()
+            self._refresh()
             self._end(self._replica.state.failed)
             return
-        if self._errand.body is not None:
-            self._replica.state.observe(outcome[1], now=self._replica.clock())
-        if self._errand.action == LeaseAction.ACQUIRE:
+        if self._request.body is not None:
+            self._replica.state.observe(outcome[1], now_mono=self._replica.clock())
+        if self._request.action == LeaseAction.ACQUIRE:
             self._later(self._list)
         else:
             self._end(self._replica.state.done)
 
-    def _look(self) -> None:
-        live = self._world.server.leases.get(self._errand.name)
+    def _refresh(self) -> None:
+        live = self._world.server.leases.get(self._request.name)
         state, now = self._replica.state, self._replica.clock()
         if live is not None:
-            state.observe(copy.deepcopy(live), now=now)
+            state.observe(copy.deepcopy(live), now_mono=now)
             return
         for known in state.known():
-            if known["metadata"]["name"] == self._errand.name:
-                state.forget(known, now=now)
+            if known["metadata"]["name"] == self._request.name:
+                state.observe_deletion(known, now_mono=now)
 
     def _list(self) -> None:
-        """The list is made at the server some time after the answer to the write was there, and takes its way back."""
-        whole = [copy.deepcopy(each) for each in self._world.server.leases.values()]
-        self._later(lambda: self._survey(whole))
+        """The server makes the list some time after its answer to the write, and the list takes time to arrive."""
+        items = [copy.deepcopy(each) for each in self._world.server.leases.values()]
+        self._later(lambda: self._observe_all(items))
 
-    def _survey(self, whole: list[Object]) -> None:
-        for obj in whole:
-            self._replica.state.observe(obj, now=self._replica.clock())
+    def _observe_all(self, items: list[Object]) -> None:
+        for obj in items:
+            self._replica.state.observe(obj, now_mono=self._replica.clock())
         self._end(self._replica.state.done)
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         self._end(self._replica.state.failed)
 
-    def _end(self, answer: Callable[..., None]) -> None:
+    def _end(self, report: Callable[..., None]) -> None:
         if not self._is_over:
             self._is_over = True
-            answer(self._errand, now=self._replica.clock())
+            report(self._request, now_mono=self._replica.clock())
             self._replica.step()
 
     def _later(self, act: Callable[[], None], delay_s: float | None = None) -> None:
-        """What the replica's process does itself; it may be paused or dead by then."""
+        """Schedule something that the replica's process does, if it has not crashed by then."""
         delay_s = self._world.delay_s() if delay_s is None else delay_s
         self._world.at(self._world.now + delay_s, self._replica.when_able(act))
 
 
 class World:
-    """Time, the network, and everybody in it."""
+    """Virtual time, the network, the server and all replicas."""
 
     def __init__(self, seed: int, *, longest_delay_s: float = 0.05, loss: float = 0.0) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - the same chance every time
+        self.random = random.Random(seed)  # noqa: S311 - reproducible
         self.now = 0.0
         self.server = Server()
         self.replicas: list[Replica] = []
@@ -216,23 +222,23 @@ class World:
         self._order = itertools.count()
 
     def join(self, name: str, shards: int = 4, *, rate: float = 1.0, offset: float = 0.0) -> Replica:
-        """Start a replica; under a name that was used before, the former process must be dead."""
+        """Start a replica; the previous process of the same name must have crashed."""
         replica = Replica(self, name, shards, rate=rate, offset=offset)
         self.replicas.append(replica)
         replica.start()
         return replica
 
     def crash(self, replica: Replica) -> None:
-        """``kill -9``: what it has sent already goes its way."""
-        replica.is_alive = False
+        """End the process as by ``kill -9``; requests that were sent still arrive."""
+        replica.is_running = False
         self.watchers.remove(replica)
 
     def at(self, when: float, act: Callable[[], None]) -> None:
-        """Let something happen later."""
+        """Schedule ``act`` for the time ``when``."""
         heapq.heappush(self._events, (max(when, self.now), next(self._order), act))
 
     def run(self, seconds: float) -> None:
-        """Let time pass, and check after every event what must never be."""
+        """Let virtual time pass, and check the invariants after every event."""
         until = self.now + seconds
         while self._events and self._events[0][0] <= until:
             self.now, _, act = heapq.heappop(self._events)
@@ -242,36 +248,40 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """At no moment two holders of a shard, nor two divisions of the tenants, whoever is asleep or cut off."""
-        valid = [(each, token) for each in self.replicas if each.is_alive for token in each.holds if token.is_valid]
+        """Never two holders of a shard, nor holders with different numbers of shards, paused ones included."""
+        valid = [(each, token) for each in self.replicas if each.is_running for token in each.tokens if token.is_valid]
         holders = [token.shard for _, token in valid]
         assert len(holders) == len(set(holders)), [(each.name, token.shard, token.epoch) for each, token in valid]
         assert len({each.state.shards for each, _ in valid}) <= 1
 
     def delay_s(self) -> float:
-        """How long one way takes: mostly short, sometimes long."""
+        """The network delay of one message: mostly short, sometimes long."""
         return self.random.random() ** 4 * self.longest_delay_s
 
     def is_lost(self, replica: Replica) -> bool:
-        """Whether a message of a replica gets lost."""
-        return replica.is_cut_off or self.random.random() < self.loss
+        """Whether a message from or to a replica is lost."""
+        return replica.is_disconnected or self.random.random() < self.loss
 
-    def tell_watchers(self, event: str, obj: Object) -> None:
-        """Every watch that is not cut off hears of a change."""
+    def notify_watchers(self, event: str, obj: Object) -> None:
+        """Send a watch event to every replica that is connected."""
         for replica in self.watchers:
-            if not replica.is_cut_off:
-                replica.hear(event, copy.deepcopy(obj))
+            if not replica.is_disconnected:
+                replica.deliver(event, copy.deepcopy(obj))
 
     def holders(self) -> dict[int, str]:
-        """Who may write for which shard now."""
+        """The replicas with a valid token, by shard."""
         return {
-            token.shard: each.name for each in self.replicas if each.is_alive for token in each.holds if token.is_valid
+            token.shard: each.name
+            for each in self.replicas
+            if each.is_running
+            for token in each.tokens
+            if token.is_valid
         }
 
     def shares(self) -> list[int]:
-        """How many shards each living replica holds, in ascending order."""
+        """How many shards each running replica holds, in ascending order."""
         names = list(self.holders().values())
-        return sorted(names.count(each.name) for each in self.replicas if each.is_alive)
+        return sorted(names.count(each.name) for each in self.replicas if each.is_running)
 
     def lease(self, shard: int) -> Object:
         """A shard's Lease as stored."""

@@ -1,4 +1,4 @@
-"""Keeping shards, over a small API server: what rounds, Events and failing requests mean for a shard."""
+"""The elector on a scripted API server: how reconciles, Events and failing requests affect the release of a shard."""
 
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -34,7 +34,7 @@ TIMES: Final = LeaseTimes(duration_s=3, renew_deadline_s=2, retry_period_s=0.05)
 
 
 class Server(httpx2.AsyncBaseTransport):
-    """Keeps Leases by compare-and-set; ``refuse`` may answer in its place."""
+    """Stores Leases by compare-and-set; ``refuse`` may answer instead."""
 
     def __init__(self) -> None:
         self.leases: dict[str, Object] = {}
@@ -43,11 +43,11 @@ class Server(httpx2.AsyncBaseTransport):
         self._version = 1
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """The answer."""
+        """Answer a request."""
         return self.refuse(request) or self._answer(request.method, request.url.path, await request.aread())
 
     def put(self, lease: Object) -> Object:
-        """Store a Lease as it is, with a new version."""
+        """Store a Lease with a new resourceVersion."""
         self._version += 1
         metadata = {"uid": "u"} | lease["metadata"] | {"resourceVersion": str(self._version)}
         stored = lease | {"metadata": metadata}
@@ -79,24 +79,24 @@ class Server(httpx2.AsyncBaseTransport):
 
 
 def status(code: int, reason: str, **headers: str) -> httpx2.Response:
-    """A refusal."""
+    """An error answer."""
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": "no"}
     return httpx2.Response(code, json=body | {"details": {"name": "x"}}, headers=headers)
 
 
 def a_lease(name: str, holder: str | None = None, *, shards: int = 1, **labels: str) -> Object:
-    """A Lease to be stored."""
+    """A Lease to store."""
     metadata = {"name": name, "namespace": NAMESPACE, "labels": labels, "annotations": {ANNOTATION_SHARDS: str(shards)}}
     spec = {"leaseDurationSeconds": 15, "leaseTransitions": 4} | ({} if holder is None else {"holderIdentity": holder})
     return {"apiVersion": LEASE.api_version, "kind": "Lease", "metadata": metadata, "spec": spec}
 
 
-class Kept:
-    """A elector, what it told, and when it had left."""
+class RunningElector:
+    """An elector, its transitions so far, and whether it has left."""
 
     def __init__(self, cluster: Cluster, shards: int, grace_s: float) -> None:
-        self.changes: list[ShardTransition] = []
-        self._news = anyio.Event()
+        self.transitions: list[ShardTransition] = []
+        self._changed_again = anyio.Event()
         self.has_left = anyio.Event()
         self.elector = Elector(
             cluster,
@@ -111,105 +111,110 @@ class Kept:
         )
         self.elector.apply_delta(Listed(LEASE, NAMESPACE, (), "1", first=True, last=True))
 
-    def _changed(self, _shard: int, change: ShardTransition) -> None:
-        self.changes.append(change)
-        self._news.set()
+    def _changed(self, _shard: int, transition: ShardTransition) -> None:
+        self.transitions.append(transition)
+        self._changed_again.set()
 
     async def run(self) -> None:
-        """Keep shards until it has left."""
+        """Run the elector until it has left."""
         await self.elector.run()
         self.has_left.set()
 
-    async def until(self, change: ShardTransition, count: int = 1) -> None:
-        """Wait until this was told so often."""
+    async def until(self, transition: ShardTransition, count: int = 1) -> None:
+        """Wait until there were ``count`` such transitions."""
         with anyio.fail_after(5):
-            while self.changes.count(change) < count:
-                self._news = anyio.Event()
-                await self._news.wait()
+            while self.transitions.count(transition) < count:
+                self._changed_again = anyio.Event()
+                await self._changed_again.wait()
 
 
 @asynccontextmanager
-async def keeping(server: Server, folder: Path, *, shards: int = 1, grace_s: float = 60) -> AsyncGenerator[Kept]:
-    """A elector at work, in sync, that knows no Lease yet."""
+async def an_elector(
+    server: Server, folder: Path, *, shards: int = 1, grace_s: float = 60
+) -> AsyncGenerator[RunningElector]:
+    """An elector that runs and is synced with an empty list of Leases."""
     async with (
         cluster_over(server, folder) as cluster,
         anyio.create_task_group() as tasks,
     ):
-        kept = Kept(cluster, shards, grace_s)
-        tasks.start_soon(kept.run)
-        yield kept
+        running = RunningElector(cluster, shards, grace_s)
+        tasks.start_soon(running.run)
+        yield running
         tasks.cancel_scope.cancel()
 
 
 def tenant_of(elector: Elector, shard: int) -> str:
-    """Some namespace of a shard."""
+    """A namespace in a shard."""
     return next(name for name in map(str, range(1000)) if elector.shard(name) == shard)
 
 
-async def test_what_is_sent_later_does_not_hold_up_a_hand_over(tmp_path: Path) -> None:
-    """A round keeps its shard; an Event that waits in a queue does not, and finds its right ended."""
-    async with keeping(Server(), tmp_path) as kept:
-        await kept.until(ShardTransition.TAKEN)
-        token = kept.elector.token("team-a")
+async def test_a_queued_event_does_not_delay_a_release(tmp_path: Path) -> None:
+    """A reconcile keeps its shard from being released; an Event in a queue does not, and finds its token ended."""
+    async with an_elector(Server(), tmp_path) as running:
+        await running.until(ShardTransition.TAKEN)
+        token = running.elector.token("team-a")
         assert token is not None
         with fencing.holding(token):
-            with kept.elector.working(token):
-                kept.elector.leave()
+            with running.elector.working(token):
+                running.elector.leave()
                 await anyio.sleep(4 * TIMES.retry_period_s)
-                during = token.is_valid, kept.has_left.is_set()
+                during = token.is_valid, running.has_left.is_set()
             with anyio.fail_after(1):
-                await kept.has_left.wait()
+                await running.has_left.wait()
         assert during == (True, False)
         assert not token.is_valid
-        assert kept.changes == [ShardTransition.TAKEN, ShardTransition.RELEASED]
+        assert running.transitions == [ShardTransition.TAKEN, ShardTransition.RELEASED]
 
 
-async def test_a_round_that_hangs_does_not_keep_its_shard_for_ever(tmp_path: Path) -> None:
-    """A shard that moves to a new member gets the time of grace; rounds of shards that stay are not touched."""
-    over: list[int] = []
+async def test_a_reconcile_that_hangs_is_cancelled_after_the_grace_period(tmp_path: Path) -> None:
+    """Only in a shard that moves to a new member; reconciles of other shards go on."""
+    cancelled: list[int] = []
 
     async def hang(elector: Elector, token: FencingToken) -> None:
         with elector.working(token):
             await anyio.sleep_forever()
-        over.append(token.shard)
+        cancelled.append(token.shard)
 
     server, grace_s = Server(), 0.2
-    async with keeping(server, tmp_path, shards=2, grace_s=grace_s) as kept, anyio.create_task_group() as rounds:
-        await kept.until(ShardTransition.TAKEN, 2)
+    async with (
+        an_elector(server, tmp_path, shards=2, grace_s=grace_s) as running,
+        anyio.create_task_group() as reconciles,
+    ):
+        await running.until(ShardTransition.TAKEN, 2)
         for shard in (0, 1):
-            token = kept.elector.token(tenant_of(kept.elector, shard))
+            token = running.elector.token(tenant_of(running.elector, shard))
             assert token is not None
-            rounds.start_soon(hang, kept.elector, token)
+            reconciles.start_soon(hang, running.elector, token)
         newcomer = a_lease(replica_lease_name("you"), "you", shards=2, **{LABEL_ROLE: "replica"})
-        kept.elector.apply_delta(Changed(LEASE, server.put(newcomer)))
+        running.elector.apply_delta(Changed(LEASE, server.put(newcomer)))
         begun = anyio.current_time()
-        await kept.until(ShardTransition.RELEASED)
+        await running.until(ShardTransition.RELEASED)
         await anyio.sleep(2 * grace_s)
         assert anyio.current_time() - begun >= grace_s
-        assert len(over) == len(kept.elector.held) == 1
-        assert over[0] not in kept.elector.held
-        rounds.cancel_scope.cancel()
+        assert len(cancelled) == len(running.elector.held) == 1
+        assert cancelled[0] not in running.elector.held
+        reconciles.cancel_scope.cancel()
 
 
-async def test_a_take_whose_list_fails_is_not_repeated_at_full_speed(tmp_path: Path) -> None:
-    """The replace succeeds and the list behind it is refused: the next try comes when the server wants it."""
+async def test_an_acquisition_whose_list_fails_is_retried_after_the_requested_time(tmp_path: Path) -> None:
+    """The replace succeeds and the list after it is answered with 429: the retry waits for ``Retry-After``."""
     server = Server()
     server.refuse = lambda request: (
         status(429, "TooManyRequests", **{"Retry-After": "1"})
         if request.method == "GET" and request.url.path.endswith("/leases")
         else None
     )
-    async with keeping(server, tmp_path):
+    async with an_elector(server, tmp_path):
         await anyio.sleep(10 * TIMES.retry_period_s)
     assert server.written.count(shard_lease_name(0)) == 1
 
 
 async def test_a_lease_that_lost_its_label_is_found_by_its_name(tmp_path: Path) -> None:
-    """No watch shows it any more, and its name is taken: it is read, taken, and has its label again."""
+    """It is in no watch, and its create conflicts: it is read, acquired, and gets its label back."""
     server = Server()
     server.put(a_lease(shard_lease_name(0), note="keep"))
-    async with keeping(server, tmp_path) as kept:
-        await kept.until(ShardTransition.TAKEN)
+    async with an_elector(server, tmp_path) as running:
+        await running.until(ShardTransition.TAKEN)
     lease = server.leases[shard_lease_name(0)]
     assert lease["metadata"]["labels"] == {LABEL_ROLE: "shard", "note": "keep"}
     assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("me", 5)
