@@ -20,7 +20,7 @@ from operator_app.desired import children
 from operator_app.errors import ConfigurationError, OperatorError, TerminalError
 from operator_app.explain import explain
 from operator_app.kube.client import Cluster
-from operator_app.observability.metrics import configure_logging
+from operator_app.observability.logs import configure_logging
 from operator_app.registration.audit import Finding, findings, fix, outside_entries, survey, table
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
@@ -65,11 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument(
         "--image", default=Settings.model_fields["image"].default, help="Envoy image where the spec names none"
     )
-    tell = commands.add_parser("explain", help="tell who owns which field of a proxy's children; writes nothing")
-    tell.add_argument("proxy", metavar="NAMESPACE/NAME")
-    tell.add_argument("--kubeconfig", default=argparse.SUPPRESS, metavar="FILE", help="as for run")
-    tell.add_argument("--context", default=argparse.SUPPRESS, metavar="NAME", help="as for run")
-    tell.add_argument("--image", default=argparse.SUPPRESS, help="the operator's --image, where it is not the default")
+    explained = commands.add_parser("explain", help="tell who owns which field of a proxy's children; writes nothing")
+    explained.add_argument("proxy", metavar="NAMESPACE/NAME")
+    explained.add_argument("--kubeconfig", default=argparse.SUPPRESS, metavar="FILE", help="as for run")
+    explained.add_argument("--context", default=argparse.SUPPRESS, metavar="NAME", help="as for run")
+    explained.add_argument(
+        "--image", default=argparse.SUPPRESS, help="the operator's --image, where it is not the default"
+    )
     check = commands.add_parser("audit", help="hold proxies against records, here and outside; exit code 1: findings")
     check.add_argument("--fix", action="store_true", help="remove what provably is left from proxies that are gone")
     _add_settings(check)
@@ -92,14 +94,14 @@ def _explain(parsed: argparse.Namespace) -> int:
     if not (namespace and slash and name) or "/" in name:
         return _complain(f"{parsed.proxy!r} is not NAMESPACE/NAME", code=2)
 
-    async def tell(settings: Settings) -> str:
+    async def explanation(settings: Settings) -> str:
         async with Cluster.connect(
             kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER
         ) as cluster:
             return await explain(cluster, Key(namespace, name), default_image=settings.image)
 
     try:
-        sys.stdout.write(anyio.run(tell, _settings(parsed)))
+        sys.stdout.write(anyio.run(explanation, _settings(parsed)))
     except ConfigurationError as error:
         return _complain(str(error), code=2)
     except ValidationError as error:
@@ -112,7 +114,7 @@ def _explain(parsed: argparse.Namespace) -> int:
 
 
 def _settings(parsed: argparse.Namespace) -> Settings:
-    """The settings that were given. Raises ``ConfigurationError``."""
+    """The settings from flags and environment. Raises ``ConfigurationError``."""
     flags = {name: value for name, value in vars(parsed).items() if name in Settings.model_fields}
     try:
         return Settings(**flags)
@@ -135,12 +137,12 @@ def _audit(parsed: argparse.Namespace) -> int:
 
 
 async def _audited(settings: Settings, is_fixing: bool) -> int:  # noqa: FBT001 - anyio.run takes no keywords
-    """Print what does not fit, remove what may be removed, and return the exit code."""
+    """Print the findings, remove with ``is_fixing`` what may be removed, and return the exit code."""
     async with (
         Cluster.connect(kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER) as cluster,
         open_registries(settings) as registries,
     ):
-        # The outside first: what it holds then, and belongs to nobody who lives afterwards, is a dead proxy's.
+        # The registries first: a record of no proxy that exists afterwards belongs to a deleted proxy.
         outside, failed = await outside_entries(registries)
         seen = await survey(cluster, outside, namespace=settings.namespace, namespaces=settings.namespaces)
         left = found = findings(seen)

@@ -1,7 +1,7 @@
-"""Wiring: the rooms, the tasks that connect them, and the order in which they stop.
+"""Wiring: constructs the parts of one operator, starts the tasks that connect them, and stops them in order.
 
-Watches feed the store, news in the store feeds the queue, the pool takes keys and runs rounds. Nothing here
-decides what a round does.
+Watches fill the store, changes in the store enqueue keys, and the workers reconcile them. Nothing here decides which
+key is enqueued or what a reconcile does.
 """
 
 import os
@@ -10,56 +10,43 @@ import re
 import signal
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final, TypedDict
+from typing import Final
 
 import anyio
-import anyio.lowlevel
 import structlog
 
-from operator_app.api.kinds import (
-    CHILD_KINDS,
-    ENVOY_PROXY,
-    FIELD_MANAGER,
-    HOSTNAME_CLAIM,
-    LABEL_MANAGED_BY,
-    LABEL_TENANT,
-    LEASE,
-    NAMESPACE,
-    PROXY_REGISTRATION,
-    Key,
-    Kind,
-    Object,
-    key_of,
-)
-from operator_app.apply import Applier, Outcome
+from operator_app.api.kinds import FIELD_MANAGER, LEASE, Key, Kind
+from operator_app.apply import Applier
 from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.drift_events import Reporter
-from operator_app.controller.resync import sweep
+from operator_app.controller.periodic_audit import PeriodicAudit
+from operator_app.controller.resync_loop import ResyncLoop
+from operator_app.controller.scopes import INDEXES, Scope, Scopes
+from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
-from operator_app.controller.workqueue import Limits, Priority
-from operator_app.desired import controller_uid, proxy_key
-from operator_app.errors import ConfigurationError, FencedError, OperatorError, TransientError
+from operator_app.controller.workqueue import Limits
+from operator_app.errors import FencedError, OperatorError
 from operator_app.finalizer import Finalizer
 from operator_app.kube import fencing
 from operator_app.kube.client import Cluster, Request
-from operator_app.kube.deltas import Deleted, Delta, Listed
+from operator_app.kube.deltas import Delta, Listed
 from operator_app.kube.events import EventRecorder
-from operator_app.kube.store import Index, Store
-from operator_app.kube.watch import QUIET_S, WatchTimes, follow
-from operator_app.observability.metrics import Health, Metrics, serving
+from operator_app.kube.store import Store
+from operator_app.kube.watch import WatchTimes, follow
+from operator_app.observability.http import Health, serving
+from operator_app.observability.metrics import Metrics
+from operator_app.preflight import refuse_unknown_namespaces, warn_of_settings
 from operator_app.reconcile import Reconciler
-from operator_app.registration.audit import FindingKind, findings, outside_entries, survey_of
 from operator_app.registration.backoff import Backoff, CircuitBreaker
 from operator_app.registration.claims import Claims
-from operator_app.registration.ledger import Ledger, proxy_of
+from operator_app.registration.ledger import Ledger
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registrar, Registries
-from operator_app.results import ReconcileResult
+from operator_app.results import Outcome, ReconcileResult
 from operator_app.settings import Settings
 from operator_app.sharding.elector import SELECTOR, Elector
 from operator_app.sharding.leases import LeaseTimes, ShardTransition
@@ -68,45 +55,14 @@ from operator_app.status import StatusWriter
 
 log = structlog.get_logger(__name__)
 
-
-def hostname_of(proxy: Object) -> str | None:
-    """The hostname that a proxy wants."""
-    wanted: str | None = ((proxy.get("spec") or {}).get("registration") or {}).get("hostname")
-    return wanted
-
-
-INDEXES: Final[Mapping[Kind, Index]] = {
-    ENVOY_PROXY: hostname_of,
-    NAMESPACE: lambda _: None,
-    PROXY_REGISTRATION: proxy_of,
-    HOSTNAME_CLAIM: proxy_of,
-    **dict.fromkeys(CHILD_KINDS, controller_uid),
-}
-"""Every kind that the store keeps, and what its objects are looked up by."""
-
-OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
-"""Label selector of everything that this operator makes."""
-
-
-FILL_CHUNK: Final = 100
-"""Proxies to look at between two turns of the event loop, when a shard is taken."""
-
 RELEASE_TIMEOUT_S: Final = 5.0
-"""How long to try to give back shards at the end; after this, others wait until the Leases run out."""
-
-
-class Scope(TypedDict):
-    """Where to look for the objects of a kind, as keywords of a list or a watch."""
-
-    namespace: str | None
-    labels: str | None
-
+"""How long the release of all shards may take at the end; after this, other replicas wait until the Leases expire."""
 
 Connect = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None:
-    """Run the operator until SIGTERM or SIGINT. ``connect`` is the seam for faults and measurements.
+    """Run the operator until SIGTERM or SIGINT. Tests pass another ``connect`` to inject faults.
 
     Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration or registry,
     or when the HTTP port is taken.
@@ -122,7 +78,7 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
 
     def before_write(request: Request) -> None:
         if request.kind == LEASE:
-            return  # a compare-and-set by itself, and what rights to write come from
+            return  # fencing tokens come from Leases, and a write of one is a compare-and-set by itself
         try:
             fencing.check(request.kind, request.key)
         except FencedError:
@@ -143,55 +99,17 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
     ):
         with serving(settings.http_port, metrics, health) as port:
             log.info("started", namespace=settings.namespace, http_port=port, replica=replica)
-            _warn_of_settings(settings)
-            await _refuse_unknown_namespaces(cluster, settings)
+            warn_of_settings(settings)
+            await refuse_unknown_namespaces(cluster, settings)
             with fencing.holding(fencing.NO_TOKEN):
                 await Operator(settings, cluster, metrics, health, backpressure, registries, replica=replica).run()
             log.info("stopped")
 
 
-def _warn_of_settings(settings: Settings) -> None:
-    """Tell of settings that work, but cost more than they seem to."""
-    if settings.watch_idle_timeout_s < QUIET_S:
-        sentence = (
-            f"a healthy watch may be silent for {QUIET_S:g} s; with --watch-idle-timeout-s "
-            f"({settings.watch_idle_timeout_s:g}) below that, quiet kinds are listed again and again"
-        )
-        log.warning("watch_idle_timeout_short", note=sentence)
-
-
-async def _refuse_unknown_namespaces(cluster: Cluster, settings: Settings) -> None:
-    """Raise ``ConfigurationError`` where nothing can be served; doubt is no reason not to start.
-
-    That is so without the operator's own namespace, and when none of the served ones exists. One that has gone must not
-    stop the others at the next restart.
-    """
-    missing: set[str] = set()
-
-    async def ask(name: str) -> None:
-        try:
-            if await cluster.get(NAMESPACE, Key("", name)) is None:
-                missing.add(name)
-        except OperatorError as error:
-            log.warning("namespace_unchecked", namespace=name, error=str(error))
-
-    # At once: the time-outs of many names, one after the other, would be taken for a stuck event loop.
-    async with anyio.create_task_group() as questions:
-        for name in {settings.namespace, *settings.namespaces}:
-            questions.start_soon(ask, name)
-    if settings.namespace in missing:
-        raise ConfigurationError(f"there is no namespace {settings.namespace!r}; create it, or name another")
-    if settings.namespaces and missing.issuperset(settings.namespaces):
-        names = " and no namespace ".join(map(repr, settings.namespaces))
-        raise ConfigurationError(f"there is no namespace {names}; create it, or name another")
-    for name in sorted(missing):
-        log.warning("namespace_missing", namespace=name)
-
-
 def _replica_name(settings: Settings) -> str:
-    """A name that no other process uses: in a Pod that of the Pod, else the host's with something random.
+    """A name that no other process uses: in a Pod the Pod's name, else the host's name with a random suffix.
 
-    A Pod's name comes back when its container restarts, and the new process goes on where the old one stopped.
+    A Pod's name stays the same when its container restarts, so the new process keeps the shards of the old one.
     """
     host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")[:180] or "replica"
     is_in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ and settings.kubeconfig is None
@@ -202,13 +120,13 @@ def _clock() -> float:
     """Seconds for the deadlines of Leases.
 
     Where there is one, the clock that goes on while the machine is suspended: ``CLOCK_MONOTONIC`` stands still then,
-    and a replica would wake up with a right to write that others have taken over long ago.
+    and after the machine resumes a replica would still hold a token for a shard that another one acquired long ago.
     """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Operator:
-    """The rooms of one operator, connected."""
+    """The parts of one operator, connected."""
 
     def __init__(
         self,
@@ -226,27 +144,34 @@ class Operator:
         self._metrics = metrics
         self._health = health
         self._backpressure = backpressure
+        self._registries = registries
+        self._tasks = anyio.create_task_group()
+        self._can_join = anyio.Event()
+        self._has_released = anyio.Event()
         self._store = Store(INDEXES)
-        self._scopes: frozenset[str | None] = frozenset(settings.namespaces or (None,))
-        # Namespaces are cluster-scoped: who may serve only some of them need not be allowed to watch them.
-        self._watched = tuple(kind for kind in INDEXES if kind != NAMESPACE or not settings.namespaces)
-        self._begun: set[str | None] = set()
-        self._workers = WorkerPool(
-            self._work,
-            Limits(
-                in_flight_per_lane=settings.in_flight_per_tenant,
-                backoff_base_s=settings.backoff_base_s,
-                backoff_cap_s=settings.backoff_cap_s,
-            ),
+        self._scopes = Scopes(self._store, namespace=settings.namespace, namespaces=settings.namespaces)
+        self._elector = self._new_elector(replica)
+        self._workers = self._new_workers()
+        self._triggers = Triggers(self._store, self._scopes, self._elector, self._workers.enqueue)
+        self._events = EventRecorder(cluster, instance=socket.gethostname(), now=_now)
+        self._applier = self._new_applier()
+        self._reconciler = self._new_reconciler()
+        self._resync_loop = ResyncLoop(
+            cluster,
+            self._store,
+            self._scopes,
+            self._triggers,
+            self._applier,
+            PeriodicAudit(self._store, registries, metrics, namespaces=settings.namespaces),
             backpressure,
             metrics,
-            workers=settings.workers,
-            rand=random.random,
-            weight=settings.weight_of,
+            interval_s=settings.sweep_interval_s,
         )
-        self._tasks = anyio.create_task_group()
-        self._elector = Elector(
-            cluster,
+
+    def _new_elector(self, replica: str) -> Elector:
+        settings = self._settings
+        return Elector(
+            self._cluster,
             namespace=settings.namespace,
             replica=replica,
             shards=settings.shards,
@@ -256,34 +181,53 @@ class Operator:
             clock=_clock,
             now=_now,
         )
-        self._is_able = anyio.Event()
-        self._has_given_back = anyio.Event()
+
+    def _new_workers(self) -> WorkerPool:
+        settings = self._settings
+        limits = Limits(
+            in_flight_per_lane=settings.in_flight_per_tenant,
+            backoff_base_s=settings.backoff_base_s,
+            backoff_cap_s=settings.backoff_cap_s,
+        )
+        return WorkerPool(
+            self._reconcile,
+            limits,
+            self._backpressure,
+            self._metrics,
+            workers=settings.workers,
+            rand=random.random,
+            weight=settings.weight_of,
+        )
+
+    def _new_applier(self) -> Applier:
+        settings = self._settings
         times = ContentionTimes(
             threshold=settings.contention_threshold,
             window_s=settings.contention_window_s,
             base_s=settings.contention_base_s,
             cap_s=settings.contention_cap_s,
         )
-        self._applier = Applier(
-            cluster, self._store, ContentionTracker(times), on_write=self._count_write, mono=time.monotonic
+        return Applier(
+            self._cluster, self._store, ContentionTracker(times), on_write=self._count_write, mono=time.monotonic
         )
-        self._events = EventRecorder(cluster, instance=socket.gethostname(), now=_now)
-        self._registries = registries
-        self._to_look_outside: set[Key] = set()
-        reporter = Reporter(self._events, on_drift=lambda kind: metrics.drift_repaired.labels(kind.kind).inc())
-        self._reconciler = Reconciler(
-            cluster,
+
+    def _new_reconciler(self) -> Reconciler:
+        settings, drift_repaired = self._settings, self._metrics.drift_repaired
+        reporter = Reporter(self._events, on_drift=lambda kind: drift_repaired.labels(kind.kind).inc())
+        statuses = StatusWriter(
+            self._cluster,
+            self._store,
+            on_write=self._count_write,
+            mono=time.monotonic,
+            settle_s=settings.status_settle_s,
+        )
+        return Reconciler(
+            self._cluster,
             self._store,
             self._applier,
-            Finalizer(cluster, self._store, on_write=self._count_write),
-            self._registrar(),
-            StatusWriter(
-                cluster,
-                self._store,
-                on_write=self._count_write,
-                mono=time.monotonic,
-                settle_s=settings.status_settle_s,
-            ),
+            Finalizer(self._cluster, self._store, on_write=self._count_write),
+            self._new_registrar(),
+            statuses,
             report=reporter.child,
             record_event=self._events.record,
             default_image=settings.image,
@@ -291,8 +235,8 @@ class Operator:
             now=_now,
         )
 
-    def _registrar(self) -> Registrar:
-        namespace = self._settings.namespace
+    def _new_registrar(self) -> Registrar:
+        namespace, sink = self._settings.namespace, self._triggers.apply_own_delete
         return Registrar(
             Ledger(
                 self._applier,
@@ -300,9 +244,9 @@ class Operator:
                 self._store,
                 namespace=namespace,
                 on_write=self._count_write,
-                sink=self._forget,
+                sink=sink,
             ),
-            Claims(self._applier, self._store, namespace=namespace, sink=self._forget),
+            Claims(self._applier, self._store, namespace=namespace, sink=sink),
             self._registries,
             Backoff(base_s=self._settings.backoff_base_s, cap_s=self._settings.backoff_cap_s, rand=random.random),
             CircuitBreaker(rand=random.random),
@@ -310,26 +254,25 @@ class Operator:
         )
 
     async def run(self) -> None:
-        """Work until a signal comes; then take no new keys, let rounds finish within the grace time, and return.
+        """Work until a signal comes; then begin no further reconcile, let those in progress finish, and return.
 
-        Each shard is given back as soon as no round of it is in progress any more.
+        Reconciles still in progress after the grace time are cancelled. Each shard is released as soon as no reconcile
+        of it is in progress.
         """
-        async with self._tasks as everything:
-            everything.start_soon(self._beat)
-            for kind in self._watched:
-                for scope in self._scopes_of(kind):
-                    everything.start_soon(self._follow, kind, scope, self._take)
-            everything.start_soon(
-                self._follow, LEASE, Scope(namespace=self._settings.namespace, labels=SELECTOR), self._take_leases
-            )
-            everything.start_soon(self._run_elector)
-            everything.start_soon(self._sweep)
-            everything.start_soon(self._events.run)
-            everything.start_soon(self._stop_on_signal)
+        async with self._tasks as tasks:
+            tasks.start_soon(self._heartbeat)
+            for kind, scope in self._scopes:
+                tasks.start_soon(self._follow, kind, scope, self._apply_delta)
+            leases = Scope(namespace=self._settings.namespace, labels=SELECTOR)
+            tasks.start_soon(self._follow, LEASE, leases, self._apply_lease_delta)
+            tasks.start_soon(self._run_elector)
+            tasks.start_soon(self._resync_loop.run)
+            tasks.start_soon(self._events.run)
+            tasks.start_soon(self._stop_on_signal)
             await self._workers.run(grace_s=self._settings.shutdown_grace_s)
             with anyio.move_on_after(RELEASE_TIMEOUT_S):
-                await self._has_given_back.wait()
-            everything.cancel_scope.cancel()
+                await self._has_released.wait()
+            tasks.cancel_scope.cancel()
 
     async def _stop_on_signal(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -337,10 +280,10 @@ class Operator:
                 log.info("stopping", signal=signal.Signals(number).name)
                 self._health.is_ready = False
                 self._elector.leave()
-                self._is_able.set()
+                self._can_join.set()
                 self._workers.stop()
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
             self._health.beat()
             self._metrics.queued.set(len(self._workers))
@@ -348,31 +291,13 @@ class Operator:
             await anyio.sleep(1)
 
     async def _run_elector(self) -> None:
-        """Be a member from the moment on that this replica can work; before, others would wait for it in vain."""
-        await self._is_able.wait()
+        """Join the election once a served namespace is synced; before, this replica can't reconcile its shards."""
+        await self._can_join.wait()
         await self._elector.run()
-        self._has_given_back.set()
-
-    def _take_leases(self, delta: Delta) -> None:
-        self._elector.apply_delta(delta)
-        self._begin_where_synced()
-
-    def _shard_changed(self, shard: int, change: ShardTransition) -> None:
-        self._metrics.shards_held.set(len(self._elector.held))
-        self._metrics.lease_transitions.labels(change.value).inc()
-        if change == ShardTransition.TAKEN:
-            self._tasks.start_soon(self._fill, shard)
-
-    async def _fill(self, shard: int) -> None:
-        """Want a round for every proxy of a shard: what its last holder has left undone, nobody tells."""
-        for count, key in enumerate(self._known_proxies(), 1):
-            if self._elector.shard(key.namespace) == shard:
-                self._add(key, Priority.USER if _is_unserved(self._store.get(ENVOY_PROXY, key)) else Priority.RESYNC)
-            if count % FILL_CHUNK == 0:
-                await anyio.lowlevel.checkpoint()
+        self._has_released.set()
 
     async def _follow(self, kind: Kind, scope: Scope, sink: Callable[[Delta], None]) -> None:
-        def on_trouble(kind: Kind, error: OperatorError) -> None:
+        def on_error(kind: Kind, error: OperatorError) -> None:
             self._metrics.watch_errors.labels(kind.kind).inc()
             log.warning("watch_failed", kind=kind.kind, namespace=scope["namespace"], error=str(error))
 
@@ -380,151 +305,55 @@ class Operator:
             self._cluster,
             kind,
             sink=sink,
-            settings=WatchTimes(
+            times=WatchTimes(
                 timeout_s=self._settings.watch_timeout_s, idle_timeout_s=self._settings.watch_idle_timeout_s
             ),
             rand=random.random,
-            on_trouble=on_trouble,
-            on_event=lambda how: self._metrics.watch_restarts.labels(kind.kind, how).inc(),
+            on_error=on_error,
+            on_restart=lambda how: self._metrics.watch_restarts.labels(kind.kind, how).inc(),
             **scope,
         )
 
-    def _scope(self, kind: Kind, namespace: str | None) -> Scope:
-        """Which objects of a kind are ours to know, when ``namespace`` (``None``: all) is served."""
-        if kind == ENVOY_PROXY:
-            return {"namespace": namespace, "labels": None}
-        if kind == NAMESPACE:
-            return {"namespace": None, "labels": LABEL_TENANT}
-        if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
-            return {"namespace": self._settings.namespace, "labels": OURS}
-        return {"namespace": namespace, "labels": OURS}
-
-    def _scopes_of(self, kind: Kind) -> list[Scope]:
-        """The scopes in which a kind is watched, each once."""
-        scopes = [self._scope(kind, namespace) for namespace in sorted(self._scopes, key=str)]
-        return [scope for index, scope in enumerate(scopes) if scope not in scopes[:index]]
-
-    def _take(self, delta: Delta) -> None:
-        """News of any object is a reason to look at the proxies that it concerns."""
-        for obj in self._store.apply_delta(delta):
-            for key in self._concerned(delta.kind, obj):
-                self._add(key, _priority(delta, obj))
+    def _apply_delta(self, delta: Delta) -> None:
+        self._triggers.apply_delta(delta)
         if isinstance(delta, Listed) and delta.last:
-            self._begin_where_synced()
+            self._start_where_synced()
 
-    def _forget(self, delta: Deleted) -> None:
-        """What we deleted ourselves is gone at once, and whoever waited for that need not wait for the watch."""
-        self._store.apply_delta(delta)
-        for key in self._concerned(delta.kind, delta.object):
-            self._add(key, Priority.REPAIR)
+    def _apply_lease_delta(self, delta: Delta) -> None:
+        self._elector.apply_delta(delta)
+        self._start_where_synced()
 
-    def _concerned(self, kind: Kind, obj: Object) -> set[Key]:
-        """The proxies that an object belongs to or is wanted by."""
-        owner = _owner(kind, obj)
-        concerned = {owner} if owner is not None else set()
-        if kind == HOSTNAME_CLAIM:
-            concerned.update(map(key_of, self._store.indexed(ENVOY_PROXY, obj["spec"]["hostname"])))
-        return concerned
-
-    def _begin_where_synced(self) -> None:
-        """Start working in every scope in which everything has been listed; one that never is holds up no other."""
-        for namespace in self._scopes - self._begun:
-            if all(self._store.is_synced(kind, self._scope(kind, namespace)["namespace"]) for kind in self._watched):
-                self._begun.add(namespace)
-                known = [key for key in self._known_proxies() if namespace in (None, key.namespace)]
-                for shard in self._elector.held:
-                    self._tasks.start_soon(self._fill, shard)
-                log.info("synced", namespace=namespace, proxies=len(known))
-        if self._begun and self._elector.is_synced and not self._workers.is_stopping:
+    def _start_where_synced(self) -> None:
+        """Enqueue the proxies of each namespace that has become synced; the first one makes this replica ready."""
+        for namespace in self._scopes.newly_synced():
+            for shard in self._elector.held:
+                self._tasks.start_soon(self._triggers.enqueue_shard, shard)
+            log.info("synced", namespace=namespace, proxies=len(self._triggers.known_proxies(namespace)))
+        if self._scopes.is_any_synced and self._elector.is_synced and not self._workers.is_stopping:
             self._health.is_ready = True
-            self._is_able.set()
+            self._can_join.set()
 
-    def _known_proxies(self) -> set[Key]:
-        """Every proxy that exists, or of which a record or a claim still tells."""
-        told = (owner for kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM) for owner in self._store.index_values(kind))
-        return {*self._store.keys(ENVOY_PROXY), *told}
+    def _shard_changed(self, shard: int, change: ShardTransition) -> None:
+        self._metrics.shards_held.set(len(self._elector.held))
+        self._metrics.lease_transitions.labels(change.value).inc()
+        if change == ShardTransition.TAKEN:
+            self._tasks.start_soon(self._triggers.enqueue_shard, shard)
 
-    def _add(self, key: Key, priority: Priority) -> bool:
-        """Want a round, if it is this replica's to run; whether it is.
+    async def _reconcile(self, key: Key, failures: int) -> ReconcileResult | None:
+        """Reconcile ``key`` on its shard's fencing token; ``None`` without one or when the shard was lost meanwhile.
 
-        Where not everything is known yet, or the shard is another's, ``_fill`` does it when that changes.
+        The replica that acquires the shard enqueues the key again. The shard follows from the namespace and not from
+        the tenant, whose label may change: no object may ever belong to two shards.
         """
-        if self._begun.isdisjoint((None, key.namespace)) or self._elector.token(key.namespace) is None:
-            return False
-        self._workers.enqueue(key, self._tenant(key.namespace), priority)
-        return True
-
-    def _tenant(self, namespace: str) -> str:
-        """The lane of a namespace: its tenant label, or itself."""
-        labelled = self._store.get(NAMESPACE, Key("", namespace)) if NAMESPACE in self._watched else None
-        tenant: str | None = labelled["metadata"].get("labels", {}).get(LABEL_TENANT) if labelled else None
-        return tenant or namespace
-
-    async def _sweep(self) -> None:
-        """Anti-entropy: one list for each kind against the store, then a round for every proxy.
-
-        A watch that works leaves nothing to find, and a round that finds nothing wrong sends nothing.
-        """
-        while True:
-            await anyio.sleep(self._settings.sweep_interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
-            if not self._begun:
-                continue
-            asked_s = 0.0
-            for kind in self._watched:
-                for scope in self._scopes_of(kind):
-                    # Whole lists are the dearest requests, and nobody waits for these.
-                    put_off_s = self._backpressure.delay_s(Priority.RESYNC, now_mono=time.monotonic())
-                    await anyio.sleep(max(put_off_s, asked_s))
-                    asked_s = await self._sweep_kind(kind, scope)
-            self._applier.reset_rejected()
-            await self._audit()
-            for key in self._known_proxies():
-                if self._add(key, Priority.RESYNC):
-                    self._to_look_outside.add(key)
-
-    async def _audit(self) -> None:
-        try:
-            outside, failed = await outside_entries(self._registries)
-        except Exception:
-            # A registry may be somebody else's code; its bug must not end the sweeps.
-            log.exception("audit_crashed")
-            return
-        for name, error in failed.items():
-            log.warning("registry_unread", registry=name, error=str(error))
-        found = findings(await survey_of(self._store, outside, namespaces=self._settings.namespaces))
-        counts = Counter(each.kind for each in found)
-        for kind in FindingKind:
-            self._metrics.audit_findings.labels(kind.value).set(counts[kind])
-        if found:
-            log.warning("audit_findings", **{kind.value: count for kind, count in counts.items()})
-
-    async def _sweep_kind(self, kind: Kind, scope: Scope) -> float:
-        """Sweep one kind; returns for how many seconds the API server wants to be left alone."""
-        try:
-            missed = await sweep(self._cluster, self._store, kind, **scope)
-        except OperatorError as error:
-            log.warning("sweep_failed", kind=kind.kind, error=str(error))
-            return (error.retry_after_s or 0.0) if isinstance(error, TransientError) else 0.0
-        for each in missed:
-            self._metrics.missed.labels(kind.kind).inc()
-            log.warning("watch_missed", kind=kind.kind, key=str(key_of(each.object)), gone=each.is_gone)
-            for key in self._concerned(kind, each.object):
-                self._add(key, Priority.REPAIR)
-        return 0.0
-
-    async def _work(self, key: Key, failures: int) -> ReconcileResult | None:
-        """One round, on the right of the shard; where that has gone, whoever gets the shard looks at all of it."""
-        # By its namespace and not by its tenant: that label may change, and an object must never have two holders.
         token = self._elector.token(key.namespace)
-        is_resync = key in self._to_look_outside
-        self._to_look_outside.discard(key)
+        is_resync = self._resync_loop.pop_pending(key)
         if token is None:
             return None
-        self._metrics.count_round_of(self._tenant(key.namespace))
-        verdict: ReconcileResult | None = None
+        self._metrics.count_reconcile(self._triggers.tenant_of(key.namespace))
+        result: ReconcileResult | None = None
         with self._elector.working(token):
-            verdict = await self._reconciler.reconcile(key, failures=failures, is_resync=is_resync)
-        return verdict  # noqa: RET504 - a round that is cut off, because the shard was lost, ends up here, too
+            result = await self._reconciler.reconcile(key, failures=failures, is_resync=is_resync)
+        return result  # noqa: RET504 - a reconcile that is cancelled because its shard was lost ends up here, too
 
     def _count_write(self, kind: Kind, outcome: Outcome) -> None:
         self._metrics.writes.labels(kind.kind, outcome.value).inc()
@@ -532,29 +361,3 @@ class Operator:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _owner(kind: Kind, obj: Object) -> Key | None:
-    """The proxy that an object belongs to, by name: deletions and stolen references must reach it, too."""
-    if kind == ENVOY_PROXY:
-        return key_of(obj)
-    if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
-        return proxy_of(obj)
-    if kind == NAMESPACE:
-        return None  # a new tenant label counts from the next wish for a round on
-    return proxy_key(key_of(obj))
-
-
-def _priority(delta: Delta, obj: Object) -> Priority:
-    """A declaration that was not served yet goes first; a proxy that was fine at start-up can wait."""
-    if delta.kind == ENVOY_PROXY and _is_unserved(obj):
-        return Priority.USER
-    return Priority.RESYNC if isinstance(delta, Listed) else Priority.REPAIR
-
-
-def _is_unserved(proxy: Object | None) -> bool:
-    """Whether a proxy's declaration, or its deletion, has not been acted on yet."""
-    if proxy is None:
-        return False
-    observed = (proxy.get("status") or {}).get("observedGeneration")
-    return observed != proxy["metadata"]["generation"] or "deletionTimestamp" in proxy["metadata"]

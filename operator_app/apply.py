@@ -36,6 +36,7 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.preconditions import identity, pinned_uid, pinned_version
 from operator_app.kube.store import Store
+from operator_app.results import Outcome, Problem
 from operator_app.ssa.changes import FieldChange, field_changes
 from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
 from operator_app.ssa.contention import Contention, ContentionTracker, ReclaimedField, as_text
@@ -72,16 +73,6 @@ class Ownership(StrEnum):
     FOREIGN = "foreign"
 
 
-class Outcome(StrEnum):
-    """What became of one object in one round."""
-
-    CREATED = "created"
-    CONFIGURED = "configured"
-    UNCHANGED = "unchanged"
-    DELETED = "deleted"
-    SKIPPED = "skipped"
-
-
 class Action(StrEnum):
     """What a plan wants to do."""
 
@@ -90,20 +81,6 @@ class Action(StrEnum):
     REPAIR = "repair"
     WAIT = "wait"
     LEAVE = "leave"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why an object does not hold what we declare. ``reason`` is CamelCase and fit for a condition.
-
-    ``needs_user_action``: waiting does not help, the declaration or the cluster has to change. ``ends_with_event``:
-    what ends it is an event of a watched object, so coming back earlier is of no use.
-    """
-
-    reason: str
-    message: str
-    needs_user_action: bool = False
-    ends_with_event: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from operator_app.api.kinds import (
     key_of,
 )
 from operator_app.api.models import DeletionPolicy
-from operator_app.apply import Problem
 from operator_app.desired import child_key, controller_uid
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
 from operator_app.finalizer import Finalizer, has_finalizer
@@ -34,7 +33,7 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
 from operator_app.kube.preconditions import pinned_version
 from operator_app.registration.registrar import Registrar
-from operator_app.results import DONE, ReconcileResult
+from operator_app.results import DONE, Problem, ReconcileResult
 from operator_app.status import REGISTERED, StatusWriter, condition_of, deletion_status
 
 log = structlog.get_logger(__name__)

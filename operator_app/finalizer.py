@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Final
 
 from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Kind, Object
-from operator_app.apply import Outcome, merge_at_version
+from operator_app.apply import merge_at_version
 from operator_app.errors import ConflictError, InvalidError, NotFoundError
 from operator_app.kube.client import Cluster
 from operator_app.kube.preconditions import identity
 from operator_app.kube.store import Store
+from operator_app.results import Outcome
 from operator_app.ssa.fields import fields_of
 
 _TOO_LATE: Final = frozenset({"metadata.uid", "metadata.finalizers"})

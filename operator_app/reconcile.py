@@ -20,18 +20,7 @@ from pydantic import ValidationError
 
 from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
 from operator_app.api.models import EnvoyProxySpec, ServiceType, parse_spec, sentence
-from operator_app.apply import (
-    CONTENDED,
-    Action,
-    Applier,
-    Outcome,
-    OwnershipCheck,
-    Plan,
-    Problem,
-    Result,
-    child_check,
-    skipped,
-)
+from operator_app.apply import CONTENDED, Action, Applier, OwnershipCheck, Plan, Result, child_check, skipped
 from operator_app.cleanup import Cleanup
 from operator_app.desired import child_key, children, controller_uid
 from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
@@ -42,7 +31,7 @@ from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
 from operator_app.registration.registrar import Registrar
 from operator_app.registration.registry import Port, Record, Registration
-from operator_app.results import ReconcileResult
+from operator_app.results import Outcome, Problem, ReconcileResult
 from operator_app.ssa.fields import fields_of
 from operator_app.status import (
     REGISTERED,

@@ -1,10 +1,34 @@
-"""How a reconcile ended, and when there should be another one."""
+"""What became of an object and of a whole reconcile: the closed vocabulary of results."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
-from operator_app.apply import Problem
 from operator_app.errors import OperatorError
+
+
+class Outcome(StrEnum):
+    """What became of one object in one round."""
+
+    CREATED = "created"
+    CONFIGURED = "configured"
+    UNCHANGED = "unchanged"
+    DELETED = "deleted"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why an object does not hold what we declare. ``reason`` is CamelCase and fit for a condition.
+
+    ``needs_user_action``: waiting does not help, the declaration or the cluster has to change. ``ends_with_event``:
+    what ends it is an event of a watched object, so coming back earlier is of no use.
+    """
+
+    reason: str
+    message: str
+    needs_user_action: bool = False
+    ends_with_event: bool = False
 
 
 @dataclass(frozen=True, slots=True)

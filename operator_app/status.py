@@ -22,10 +22,11 @@ from datetime import datetime
 from typing import Final
 
 from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, Key, Kind, Object, key_of
-from operator_app.apply import Outcome, Problem, Result, merge_at_version
+from operator_app.apply import Result, merge_at_version
 from operator_app.desired import controller_uid, selector_labels
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
+from operator_app.results import Outcome, Problem
 from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
 from operator_app.ssa.fields import Difference, differences, fields_of
 

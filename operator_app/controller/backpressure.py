@@ -1,7 +1,7 @@
-"""How hard the API server pushes back, and who slows down for it. Pure, in virtual time.
+"""Backpressure from the API server: which reconciles are delayed by it, and how many may run. Pure, in virtual time.
 
-An answer of 429 says that the API server sheds load (its priority and fairness, or a full queue). The operator then
-makes room in the order of what people wait for: sweeps first, repairs second, users' edits last.
+A 429 says that the API server sheds load (its priority and fairness, or a full queue). The operator then sends less:
+resyncs are delayed first, repairs second, users' edits last.
 """
 
 from typing import Final
@@ -9,30 +9,30 @@ from typing import Final
 from operator_app.controller.workqueue import Priority
 
 STEP: Final = 0.2
-"""What one refusal adds to the level, up to 1."""
+"""One 429 adds this to the level, up to 1."""
 
 HALF_LIFE_S: Final = 10.0
-"""In this time without refusals the level halves."""
+"""The level halves in this time without a 429."""
 
 LEAST_SHARE: Final = 0.1
-"""The share of workers that goes on under full backpressure."""
+"""The share of workers that run at level 1."""
 
 _NEGLIGIBLE: Final = 0.01
 
-# For each priority: the level from which it slows down, and its delay in seconds at level 1; linear in between. None is
-# longer than the backpressure takes to fade.
+# For each priority: the level at which its delay begins, and the delay in seconds at level 1; linear in between. No
+# delay is longer than the backpressure takes to fade.
 _DELAYS: Final = {Priority.RESYNC: (0.0, 60.0), Priority.REPAIR: (0.3, 10.0), Priority.USER: (0.8, 1.0)}
 
 
 class Backpressure:
-    """One level between 0 and 1, raised by refusals and fading with time. ``now_mono`` never goes back."""
+    """A level between 0 and 1, raised by each 429 and fading with time. ``now_mono`` must never decrease."""
 
     def __init__(self) -> None:
         self._level = 0.0
         self._at_mono = 0.0
 
     def refused(self, *, now_mono: float) -> None:
-        """The API server answered 429."""
+        """Record that the API server responded with 429."""
         self._level = min(1.0, self.level(now_mono=now_mono) + STEP)
         self._at_mono = now_mono
 
@@ -42,11 +42,11 @@ class Backpressure:
         return faded if faded >= _NEGLIGIBLE else 0.0
 
     def delay_s(self, priority: Priority, *, now_mono: float) -> float:
-        """How long a new round of that priority is put off, in seconds."""
+        """By how many seconds a new request of that priority is delayed."""
         begins, longest_s = _DELAYS[priority]
         beyond = self.level(now_mono=now_mono) - begins
         return max(0.0, beyond / (1.0 - begins)) * longest_s
 
     def share(self, *, now_mono: float) -> float:
-        """The share of workers to use, between ``LEAST_SHARE`` and 1."""
+        """The share of workers that may run, between ``LEAST_SHARE`` and 1."""
         return max(LEAST_SHARE, 1.0 - self.level(now_mono=now_mono) * (1.0 - LEAST_SHARE))

@@ -1,7 +1,7 @@
-"""Every write explains itself: one log line, and for a repaired drift one Event and one count.
+"""Reports writes to children: a log line for each, and an Event and a count for each repaired drift.
 
-A *drift* is a write to a child of a proxy whose current generation was verified before: nobody asked for a change, so
-somebody else made one.
+A write repairs a *drift* if the proxy's current generation was reported as reconciled before: the declaration did not
+change, so somebody else changed or deleted the child.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,9 @@ from collections.abc import Callable
 import structlog
 
 from operator_app.api.kinds import Kind, Object, key_of
-from operator_app.apply import Outcome, Result
+from operator_app.apply import Result
 from operator_app.kube.events import EventRecorder, Occurrence
+from operator_app.results import Outcome
 from operator_app.ssa.fields import Drift
 from operator_app.status import is_verified
 
@@ -18,14 +19,14 @@ log = structlog.get_logger(__name__)
 
 
 class Reporter:
-    """Tells what became of children. ``on_drift`` is told the kind of each child in which a drift was repaired."""
+    """Reports the results of children. ``on_drift`` is called with the kind of each child whose drift was repaired."""
 
     def __init__(self, events: EventRecorder, *, on_drift: Callable[[Kind], None]) -> None:
         self._events = events
         self._on_drift = on_drift
 
     def child(self, proxy: Object, result: Result) -> None:
-        """Tell of one child of ``proxy``, as the proxy was before the round; nothing where nothing happened."""
+        """Report one child's result, unless it is unchanged. ``proxy`` is as it was before the reconcile."""
         is_write = result.outcome in (Outcome.CREATED, Outcome.CONFIGURED)
         if not is_write and result.problem is None:
             return

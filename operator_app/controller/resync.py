@@ -1,8 +1,8 @@
-"""Anti-entropy: hold the store against complete lists, and find what a watch has missed.
+"""Anti-entropy for one kind: compares the store with a complete list, and finds changes that the watch has missed.
 
-A watch that works leaves nothing to find. What it does miss (a bug in a proxy, in the API server or here) would stay
-wrong for ever, since a store only changes when it is told to. A sweep costs one list for each kind, and a read only for
-an object that is still unaccounted for after the watch has had time to deliver it.
+A watch that works leaves nothing to find. A change that it misses (because of a bug in a proxy, in the API server or
+here) would be missing from the store for ever. A resync costs one list, and one read for each object that still differs
+after the watch has had time to deliver it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,19 +18,19 @@ from operator_app.kube.deltas import Changed, Deleted
 from operator_app.kube.store import Store, version_of
 
 GRACE_S: Final = 5.0
-"""What a list shows and the store does not may be on its way; a watch that works delivers within this."""
+"""A difference between list and store may be in delivery; a watch that works delivers it within this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """One change that the watch had not delivered; ``object`` is its latest state, or its last one when it is gone."""
+class MissedChange:
+    """A change that the watch had not delivered; ``object`` is the current state, or the last known one if deleted."""
 
     kind: Kind
     object: Object
-    is_gone: bool
+    is_deleted: bool
 
 
-async def sweep(
+async def resync(
     cluster: Cluster,
     store: Store,
     kind: Kind,
@@ -38,36 +38,36 @@ async def sweep(
     namespace: str | None,
     labels: str | None,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-) -> tuple[Missed, ...]:
-    """List a kind, bring the store up to date, and return what the watch had missed.
+) -> tuple[MissedChange, ...]:
+    """List a kind, apply to the store what the watch had missed, and return it.
 
-    Raises the cluster's errors; the store is then as it was.
+    Raises the client's errors. If the list fails, the store is unchanged; if a read fails, later objects are unchanged.
     """
-    suspects = await _suspects(cluster, store, kind, namespace, labels)
-    if not suspects:
+    differing = await _differing(cluster, store, kind, namespace, labels)
+    if not differing:
         return ()
     await sleep(GRACE_S)
     missed = []
-    for key, version in suspects.items():
+    for key, version in differing.items():
         if store.version(kind, key) != version:
-            continue  # the watch has spoken meanwhile
+            continue  # the watch has delivered it meanwhile
         live = await cluster.get(kind, key)
         if store.version(kind, key) != version:
-            continue  # it has spoken during the read
+            continue  # the watch has delivered it during the read
         known = store.get(kind, key)
         if live is not None and store.apply_delta(Changed(kind, live)):
-            missed.append(Missed(kind, live, is_gone=False))
+            missed.append(MissedChange(kind, live, is_deleted=False))
         elif live is None and known is not None:
             store.apply_delta(Deleted(kind, known))
-            missed.append(Missed(kind, known, is_gone=True))
+            missed.append(MissedChange(kind, known, is_deleted=True))
     return tuple(missed)
 
 
-async def _suspects(
+async def _differing(
     cluster: Cluster, store: Store, kind: Kind, namespace: str | None, labels: str | None
 ) -> dict[Key, int | None]:
-    """Addresses where list and store disagree, with the version that the store knows (``None``: none)."""
-    suspects: dict[Key, int | None] = {}
+    """Addresses at which list and store differ, with the version in the store (``None``: not in the store)."""
+    differing: dict[Key, int | None] = {}
     listed: set[Key] = set()
     as_of = 0
     async with aclosing(cluster.list(kind, namespace=namespace, labels=labels)) as pages:
@@ -78,11 +78,11 @@ async def _suspects(
                 listed.add(key)
                 known = store.version(kind, key)
                 if known is None or known < version_of(obj):
-                    suspects[key] = known
+                    differing[key] = known
     for key in store.keys(kind):
         if namespace not in (None, key.namespace):
-            continue  # the list says nothing about it
+            continue  # outside of the list's scope
         known = store.version(kind, key)
         if key not in listed and known is not None and known <= as_of:
-            suspects[key] = known
-    return suspects
+            differing[key] = known
+    return differing

@@ -1,9 +1,9 @@
-"""The one doorway to the Kubernetes API: plain dicts in and out, our own errors, and nothing tried twice.
+"""The client of the Kubernetes API: plain dicts in and out, errors of ``operator_app.errors``, and no retries.
 
-lightkube builds the requests (paths, parameters, bodies) and owns the HTTP clients; answers are read here. The version
-of lightkube is pinned because inner parts of it are used, and ``tests/e2e/api_server/test_client_contract.py`` holds
-them, and every claim below about the server, against a real API server. Deciding what to write, retrying and caching do
-not belong here.
+lightkube builds the requests (paths, parameters, bodies) and owns the HTTP clients; responses are read in
+``responses``. The version of lightkube is pinned because inner parts of it are used.
+``tests/e2e/api_server/test_client_contract.py`` checks these, and every statement below about the server, on a real API
+server. Deciding what to write, retrying and caching do not belong here.
 """
 
 import functools
@@ -41,11 +41,10 @@ from operator_app.kube.responses import Page, WatchEvent, object_in, page_in, re
 from operator_app.kube.transport import tls_context, transport
 
 REQUEST_EXTENSION: Final = "operator_app.request"
-"""Under this name a ``Request`` rides in the HTTP request's ``extensions``, for transports that tell requests apart."""
+"""The HTTP request's ``extensions`` have the ``Request`` under this name, for transports that inspect requests."""
 
 Verb = Literal["get", "list", "watch", "apply", "create", "update", "patch", "delete"]
 Subresource = Literal["status"]
-Propagation = Literal["Background", "Foreground", "Orphan"]
 
 _NOT_RAW_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _READS: Final = frozenset({"get", "list", "watch"})
@@ -56,7 +55,7 @@ _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as observers and fault gates see it; ``key`` is None for lists, watches and generated names."""
+    """One request, as observers and transports see it; ``key`` is None for lists, watches and generated names."""
 
     verb: Verb
     kind: Kind
@@ -73,16 +72,16 @@ class Applied:
 
 
 BeforeWrite = Callable[[Request], None]
-"""Called right before the bytes of a request that may change something leave; what it raises stops them."""
+"""Called right before a request that may change something is sent; what it raises keeps it from being sent."""
 
 Observer = Callable[[Request, int | None, float], None]
-"""Told after each request: its HTTP status (None: no answer) and the seconds until the answer, or its headers, came."""
+"""Called after each request with its HTTP status (None: no response) and the seconds until the response began."""
 
 
 class Cluster:
     """One API server, one identity. Safe to share between tasks.
 
-    Guarantees, for every method: nothing is retried; every refusal and every failure on the way is one of
+    Guarantees, for every method: nothing is retried; every refusal and every connection failure is one of
     ``operator_app.errors`` and carries kind and key; names and namespaces that are not DNS-1123 raise ``ValueError``
     before anything is sent. A cancelled call leaves no open stream behind, but a cancelled or timed-out write may have
     been carried out.
@@ -117,12 +116,12 @@ class Cluster:
         before_write: BeforeWrite | None = None,
         transport_wrapper: Callable[[httpx2.AsyncBaseTransport], httpx2.AsyncBaseTransport] | None = None,
     ) -> AsyncGenerator["Cluster"]:
-        """A cluster to talk to while the context lasts; sends nothing by itself.
+        """A client that is usable while the context lasts; sends nothing by itself.
 
         ``request_timeout_s`` bounds each request as a whole, the wait for one of ``max_connections`` included. Watches
-        have connections of their own, so that neither starves the other, and Leases share theirs, so that no burst of
-        work can keep a renewal waiting. ``before_write`` is called before each request but reads, after the wait for a
-        connection too. ``transport_wrapper`` puts a transport around each of the two pools. Raises
+        have connections of their own, so that neither starves the other, and requests about Leases use the watches'
+        pool, so that no burst of requests delays a renewal. ``before_write`` is called before each request but reads,
+        after the wait for a connection too. ``transport_wrapper`` puts a transport around each of the two pools. Raises
         ``ConfigurationError``.
         """
         server = await anyio.to_thread.run_sync(functools.partial(endpoint, kubeconfig, context, environ=os.environ))
@@ -152,7 +151,7 @@ class Cluster:
         _check(kind, key)
         prepared = self._requests.prepare_request("get", _resource(kind), name=key.name, namespace=key.namespace)
         try:
-            response = await self._answer(Request("get", kind, key), prepared)
+            response = await self._response(Request("get", kind, key), prepared)
         except NotFoundError as error:
             if error.reason == "KindNotServed":
                 raise
@@ -184,7 +183,7 @@ class Cluster:
             "list", _resource(kind), namespace=_scope(kind, namespace), params=params
         )
         while True:
-            page = page_in((await self._answer(Request("list", kind), prepared)).content, kind)
+            page = page_in((await self._response(Request("list", kind), prepared)).content, kind)
             yield page
             if page.last:
                 return
@@ -201,10 +200,10 @@ class Cluster:
         namespace: str | None = None,
         labels: str | None = None,
     ) -> AsyncGenerator[AsyncIterator[WatchEvent]]:
-        """One watch, one connection: what happened after ``resource_version``, bookmarks included.
+        """One watch on one connection: the events after ``resource_version``, bookmarks included.
 
         The server ends the stream after about ``timeout_s``, and then the iteration ends. It raises ``GoneError`` on
-        410 (as an answer or inside the stream), ``UndecodableError`` on a line that is no event or is cut short, and
+        410 (as a response or inside the stream), ``UndecodableError`` on a line that is no event or is cut short, and
         ``TransientError`` when the connection breaks or nothing arrives for ``idle_timeout_s``. An undecodable line
         does not hide the events before it. The connection is closed when the context ends.
         """
@@ -232,7 +231,7 @@ class Cluster:
 
         Creates an absent object (never through a subresource: that is ``NotFoundError``). Without ``force`` another
         manager's field is a ``ConflictError`` whose ``causes`` name field and manager. ``metadata.uid`` and
-        ``metadata.resourceVersion`` in ``obj`` are preconditions; see the contract tests for what exactly they hold.
+        ``metadata.resourceVersion`` in ``obj`` are preconditions; the contract tests show what exactly they guarantee.
         A field that the schema does not know is refused, but with a 500, so as a ``TransientError``.
         https://kubernetes.io/docs/reference/using-api/server-side-apply/
         """
@@ -248,7 +247,7 @@ class Cluster:
             headers={"Content-Type": PatchType.APPLY.value},
         )
         prepared.data = _yaml(obj)
-        response = await self._answer(Request("apply", kind, key, subresource), prepared)
+        response = await self._response(Request("apply", kind, key, subresource), prepared)
         return Applied(object_in(response.content, kind, key), created=response.status_code == 201)
 
     async def create(self, kind: Kind, obj: Object) -> Object:
@@ -262,7 +261,7 @@ class Cluster:
         return await self._write("create", "post", kind, obj, key)
 
     async def replace(self, kind: Kind, obj: Object) -> Object:
-        """PUT ``obj``; with ``metadata.resourceVersion`` a compare-and-set: ``ConflictError`` when it has moved on."""
+        """PUT ``obj``; with ``metadata.resourceVersion`` a compare-and-set: ``ConflictError`` after another write."""
         key = key_of(obj)
         _check(kind, key)
         return await self._write("update", "put", kind, obj, key)
@@ -281,7 +280,7 @@ class Cluster:
             params={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"},
             headers={"Content-Type": PatchType.MERGE.value},
         )
-        return object_in((await self._answer(Request("patch", kind, key, subresource), prepared)).content, kind, key)
+        return object_in((await self._response(Request("patch", kind, key, subresource), prepared)).content, kind, key)
 
     async def delete(
         self,
@@ -290,12 +289,11 @@ class Cluster:
         *,
         uid: str,
         resource_version: str | None = None,
-        propagation: Propagation = "Background",
     ) -> bool:
         """Delete the object with this ``uid``; False when there is no object of that name any more.
 
         True means accepted: finalizers may keep the object for a while. ``ConflictError`` when another object has the
-        name, or when ``resource_version`` is given and has moved on.
+        name, or when ``resource_version`` is given and is not the current one.
         """
         _check(kind, key)
         if not uid:
@@ -306,10 +304,10 @@ class Cluster:
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": preconditions,
-            "propagationPolicy": propagation,
+            "propagationPolicy": "Background",
         }
         try:
-            await self._answer(Request("delete", kind, key), prepared)
+            await self._response(Request("delete", kind, key), prepared)
         except NotFoundError as error:
             if error.reason == "KindNotServed":
                 raise
@@ -327,10 +325,10 @@ class Cluster:
             namespace=obj["metadata"].get("namespace"),
             params={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"},
         )
-        return object_in((await self._answer(Request(verb, kind, key), prepared)).content, kind, key)
+        return object_in((await self._response(Request(verb, kind, key), prepared)).content, kind, key)
 
-    async def _answer(self, request: Request, prepared: BasicRequest) -> httpx2.Response:
-        """The whole answer to a request, if it is a 2xx."""
+    async def _response(self, request: Request, prepared: BasicRequest) -> httpx2.Response:
+        """The complete response to a request. Raises the error that a response other than 2xx stands for."""
         client = self._watches if request.kind == LEASE else self._requests
         response = await self._send(client, request, prepared)
         if not response.is_success:
@@ -360,14 +358,14 @@ class Cluster:
                 self._observe(request, status, anyio.current_time() - begun_mono)
 
     async def _refused(self, response: httpx2.Response, kind: Kind) -> OperatorError:
-        """The error that a refused watch stands for; an error body that breaks off is read as far as it came."""
+        """The error that a refused watch stands for, from as much of the body as arrives."""
         with _failures_translated(kind, None, self._request_timeout_s), anyio.fail_after(self._request_timeout_s):
             body = await response.aread()
         return refusal(response.status_code, response.headers, body, kind=kind)
 
 
 class _Connection(ConnectionParams):
-    """What lightkube hands to httpx2: our transport, which already has TLS and credentials, and our headers."""
+    """The parameters that lightkube passes to httpx2: a transport that has TLS and credentials, and the headers."""
 
     def __init__(self, transport: httpx2.AsyncBaseTransport, user_agent: str, timeout_s: float) -> None:
         super().__init__(timeout=httpx2.Timeout(timeout_s), trust_env=False)
@@ -392,10 +390,10 @@ class _Connection(ConnectionParams):
 
 @functools.cache
 def _resource(kind: Kind, subresource: Subresource | None = None) -> Any:  # noqa: ANN401
-    """The class by which lightkube knows a kind.
+    """The class that represents a kind in lightkube.
 
-    Made here and not by ``create_namespaced_resource``: that one enters it in a registry of the whole process, where a
-    second maker of a core kind (a test, a plugin) would fail.
+    Not made by ``create_namespaced_resource``, which registers it for the whole process: a second registration of a
+    core kind (by a test or a plugin) would fail.
     """
     definition = ResourceDef(kind.group, kind.version, kind.kind)
     if subresource is None:
@@ -448,19 +446,19 @@ def _scope(kind: Kind, namespace: str | None) -> str | None:
 
 
 async def _events(response: httpx2.Response, kind: Kind, idle_timeout_s: float) -> AsyncGenerator[WatchEvent]:
-    """The stream's lines as events. Only the newline byte ends one: JSON strings may hold every other separator."""
-    rest: list[bytes] = []
+    """The stream's lines as events. Only the newline byte ends a line: JSON strings may contain other separators."""
+    partial: list[bytes] = []
     async with aclosing(_chunks(response, kind, idle_timeout_s)) as chunks:
         async for chunk in chunks:
             *lines, tail = chunk.split(b"\n")
             for line in lines:
-                rest.append(line)
-                whole = b"".join(rest)
-                rest.clear()
+                partial.append(line)
+                whole = b"".join(partial)
+                partial.clear()
                 if whole.strip():
                     yield watch_event(whole, kind)
-            rest.append(tail)
-    if b"".join(rest).strip():
+            partial.append(tail)
+    if b"".join(partial).strip():
         raise UndecodableError("the watch was cut inside an object", kind=kind)
 
 
@@ -476,13 +474,13 @@ async def _chunks(response: httpx2.Response, kind: Kind, idle_timeout_s: float) 
 
 @contextmanager
 def _failures_translated(kind: Kind, key: Key | None, timeout_s: float) -> Generator[None]:
-    """Whatever goes wrong between us and the server becomes a ``TransientError``."""
+    """Raise every time-out and connection failure as a ``TransientError``."""
     try:
         yield
     except (TimeoutError, httpx2.TimeoutException) as error:
         raise TransientError(f"nothing came from the API server for {timeout_s:g} s", kind=kind, key=key) from error
     except httpx2.LocalProtocolError as error:
-        # It is about our own request, and its text may quote a header: the type says enough.
+        # It is about the operator's own request, and its text may quote a header, so only the type is shown.
         sentence = f"the request to the API server could not be sent: {type(error).__name__}"
         raise TransientError(sentence, kind=kind, key=key) from None
     except (httpx2.HTTPError, OSError) as error:

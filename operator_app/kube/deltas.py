@@ -1,4 +1,4 @@
-"""What a watch tells the store: the vocabulary between them, and nothing else."""
+"""What a watch delivers to its sink: pages of a list, changes and deletions."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ class Listed:
     """One page of a complete, consistent list of a kind.
 
     A list is a run of pages of one ``resource_version``; ``first`` opens it, ``last`` closes it, and one page may be
-    both. A ``first`` page discards whatever an unfinished list left behind. What the store knew of this ``kind`` and
-    ``namespace`` (None: all namespaces) and no page has named is gone once ``last`` arrives; before that, nothing may
-    be taken for deleted. The first ``last`` page is the moment from which the kind is in sync.
+    both. A ``first`` page discards the pages of an unfinished list. An object of this ``kind`` and ``namespace`` (None:
+    all namespaces) that is on no page is deleted once ``last`` arrives; before that, no object may be taken for
+    deleted. With the first ``last`` page, the kind is synced.
     """
 
     kind: Kind
@@ -25,7 +25,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """An object appeared or changed; this is its newest state that the watch knows."""
+    """An object was created or changed; ``object`` is its state after that."""
 
     kind: Kind
     object: Object
@@ -33,7 +33,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """An object is gone, or has left the label selector; ``object`` is its last state."""
+    """An object was deleted, or no longer matches the label selector; ``object`` is its last state."""
 
     kind: Kind
     object: Object

@@ -1,8 +1,8 @@
-"""Kubernetes Events about proxies: few, aggregated, and never in the way of a round.
+"""Kubernetes Events about proxies: aggregated, and sent without delaying a reconcile.
 
-One Event object stands for all occurrences of the same reason about the same proxy and child; it is created once and
-counted up in its ``series`` (events.k8s.io/v1). Its name is derived from what it is about, so a restart goes on
-counting where the last life stopped. Events are best effort: what can't be delivered is dropped and logged.
+One Event object stands for all occurrences of the same reason about the same proxy and child; it is created once, and
+its ``series`` has the count (events.k8s.io/v1). Its name is derived from proxy, reason and child, so a restarted
+operator continues the count. Events are best effort: one that can't be sent is dropped and logged.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from operator_app.kube.fencing import FencingToken
 log = structlog.get_logger(__name__)
 
 BACKLOG: Final = 1000
-"""Occurrences that may wait to be sent; more are dropped."""
+"""How many occurrences may wait to be sent; further ones are dropped."""
 
 NOTE_BYTES: Final = 1024
 """The API server's limit on ``note`` (k8s.io/kubernetes, pkg/apis/core/validation/events.go), in UTF-8."""
@@ -31,9 +31,10 @@ NOTE_BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Something worth telling about ``proxy``. ``about`` tells occurrences of one reason apart, such as a child's kind.
+    """Something that happened to ``proxy``.
 
-    ``reason`` and ``action`` are CamelCase, ``note`` is a sentence for people.
+    ``reason`` and ``action`` are CamelCase, ``note`` is a sentence for people. Occurrences of one reason with different
+    ``about`` (such as a child's kind) have Events of their own.
     """
 
     proxy: Object
@@ -45,42 +46,44 @@ class Occurrence:
 
 
 class EventRecorder:
-    """Takes occurrences at once and sends them one after the other. ``now`` gives aware UTC."""
+    """Queues occurrences and sends them one after the other. ``now`` returns aware UTC."""
 
     def __init__(self, cluster: Cluster, *, instance: str, now: Callable[[], datetime]) -> None:
         self._cluster = cluster
         self._instance = instance
         self._now = now
-        self._send, self._receive = anyio.create_memory_object_stream[tuple[Occurrence, FencingToken | None]](BACKLOG)
+        self._sender, self._receiver = anyio.create_memory_object_stream[tuple[Occurrence, FencingToken | None]](
+            BACKLOG
+        )
 
     def record(self, occurrence: Occurrence) -> None:
-        """Queue an occurrence, to be sent on the right to write of whoever records it; never waits, never raises."""
+        """Queue an occurrence, to be sent with the caller's fencing token; never waits, never raises."""
         try:
-            self._send.send_nowait((occurrence, fencing.current_token()))
+            self._sender.send_nowait((occurrence, fencing.current_token()))
         except anyio.WouldBlock:
             log.warning("event_dropped", reason=occurrence.reason, note=occurrence.note)
 
     async def run(self) -> NoReturn:
-        """Send what is queued, until cancelled; the recorder is of no use after that."""
-        with self._send, self._receive:
+        """Send what is queued, until cancelled; the recorder can't be used after that."""
+        with self._sender, self._receiver:
             while True:
-                occurrence, token = await self._receive.receive()
+                occurrence, token = await self._receiver.receive()
                 try:
                     with fencing.holding(token):
-                        await self._notify(occurrence)
+                        await self._send(occurrence)
                 except OperatorError as error:
                     log.warning("event_failed", reason=occurrence.reason, error=str(error))
 
-    async def _notify(self, occurrence: Occurrence) -> None:
+    async def _send(self, occurrence: Occurrence) -> None:
         event = self._event(occurrence)
         try:
             await self._cluster.create(EVENT, event)
         except ConflictError as error:
             if error.reason != "AlreadyExists":
                 raise
-            await self._count_up(Key(event["metadata"]["namespace"], event["metadata"]["name"]))
+            await self._increment(Key(event["metadata"]["namespace"], event["metadata"]["name"]))
 
-    async def _count_up(self, key: Key) -> None:
+    async def _increment(self, key: Key) -> None:
         live = await self._cluster.get(EVENT, key)
         if live is None:
             return  # it expired in between; the next occurrence makes a new one

@@ -1,19 +1,19 @@
-"""The right to write, carried along with the work that has it, and checked right before each write.
+"""Fencing tokens: the right to write for a shard, carried in the context of a reconcile and checked before each write.
 
-A shard of tenants is worked by one replica at a time. Its right to write is a :class:`FencingToken` with a deadline,
-which a round carries in its context; everything that a round calls, tasks that it starts included, sees the same token.
-Whoever writes to the outside calls :func:`check` directly before the bytes leave: ``cluster.py`` for the API server,
-every registry for its own system.
+One replica at a time reconciles the proxies of a shard. Its right to write is a :class:`FencingToken` with a deadline.
+A reconcile carries it in its context, and so does everything that it calls, tasks that it starts included. Whoever
+writes outside the process calls :func:`check` directly before the bytes are sent: ``client`` for the API server, every
+registry for its own system.
 
 Guarantees
     - Once the deadline has passed, :func:`check` raises, however late it is called: after a stuck event loop, after
-      SIGSTOP and SIGCONT, after the machine was suspended (the clock of the operator goes on in all three).
-    - A token never revives. Whoever gets the shard again gets another token.
-    - Inside the operator, work that serves no shard carries ``NO_TOKEN`` and can't write. Code that carries no token at
-      all (a command, a test) is not held up: nobody has promised it to be alone.
+      SIGSTOP and SIGCONT, after the machine was suspended (the operator's clock goes on in all three).
+    - A token that has ended never becomes valid again. A replica that acquires the shard again gets another token.
+    - Inside the operator, work for no shard carries ``NO_TOKEN`` and can't write. Code that carries no token at all (a
+      command, a test) may write: it was never promised to be the only writer.
 
-What does not belong here: how holds are won and prolonged (``leases``), and what is left of a write that was checked in
-time and sent late; its preconditions take care of that (``docs/adr/0014-leases-and-shards.md``).
+What does not belong here: how tokens are acquired and renewed (``sharding.leases``), and a write that was checked in
+time and arrives late; its preconditions make that harmless (``docs/adr/0014-leases-and-shards.md``).
 """
 
 import math
@@ -33,8 +33,9 @@ _SENDING: Final = frozenset({"http11.send_request_headers.started", "http11.send
 class FencingToken:
     """The right to write for one shard until a deadline, in seconds of ``clock``.
 
-    ``epoch`` grows with every change of hands. ``users`` counts the work that keeps the shard from being given back;
-    who carries the token only to write later, such as an Event, is not counted, and finds it ended.
+    ``epoch`` grows whenever the shard gets another holder. ``users`` counts the reconciles in progress, until whose end
+    the shard is not released. An Event that is sent later carries the token without being counted, and is not sent once
+    the token has ended.
     """
 
     __slots__ = ("_clock", "epoch", "shard", "until", "users")
@@ -48,32 +49,32 @@ class FencingToken:
 
     @property
     def is_valid(self) -> bool:
-        """Whether writes are allowed at this moment."""
+        """Whether writes are allowed now."""
         return self._clock() < self.until
 
     def extend(self, until: float) -> None:
-        """Move the deadline, never back. A token that has ended is not to be extended."""
+        """Move the deadline to ``until``, never back. Must not be called once the token has ended."""
         self.until = max(self.until, until)
 
     def end(self) -> None:
-        """Allow no further write."""
+        """Allow no further write; this is final."""
         self.until = NEVER
 
 
 NO_TOKEN: Final = FencingToken(-1, 0, until=NEVER, clock=lambda: 0.0)
-"""What work carries that has no right to write."""
+"""The token of work that has no right to write."""
 
 _current: ContextVar[FencingToken | None] = ContextVar("token", default=None)
 
 
 def current_token() -> FencingToken | None:
-    """The token of the work in progress, to hand it to work that is done later (``holding``)."""
+    """The token in this context, to pass it to ``holding`` around work that is done later."""
     return _current.get()
 
 
 @contextmanager
 def holding(token: FencingToken | None) -> Generator[None]:
-    """Do the work in this context on the right of ``token``; None means: nobody's right is needed."""
+    """Carry ``token`` while the context lasts; with None, writes need no token."""
     previous = _current.set(token)
     try:
         yield
@@ -82,10 +83,10 @@ def holding(token: FencingToken | None) -> Generator[None]:
 
 
 def check_before_sending(check: Callable[[], None]) -> Callable[[str, object], Awaitable[None]]:
-    """A ``trace`` for the ``extensions`` of an ``httpx`` or ``httpx2`` request: it checks before head and body leave.
+    """A ``trace`` for the ``extensions`` of an ``httpx`` or ``httpx2`` request: calls ``check`` before head and body.
 
-    By then the wait for a connection is over. A request whose body is missing is not carried out, so what was stopped
-    between the two changes nothing either. https://www.encode.io/httpcore/extensions/#trace
+    Both are sent after the wait for a connection is over. A server does not carry out a request without its body, so a
+    request that is stopped between the two changes nothing. https://www.encode.io/httpcore/extensions/#trace
     """
 
     async def trace(step: str, _details: object) -> None:
@@ -96,7 +97,7 @@ def check_before_sending(check: Callable[[], None]) -> Callable[[str, object], A
 
 
 def check(kind: Kind | None = None, key: Key | None = None) -> None:
-    """Raise ``FencedError`` about the object given if the work in progress must not write any more."""
+    """Raise ``FencedError`` about the given object if the token in this context is not valid any more."""
     token = _current.get()
     if token is not None and not token.is_valid:
         whose = "work without a shard" if token is NO_TOKEN else f"shard {token.shard} in epoch {token.epoch}"

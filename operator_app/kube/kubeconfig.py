@@ -1,8 +1,8 @@
-"""Which API server to talk to and as whom: the Pod's service account or one kubeconfig file, read into an ``Endpoint``.
+"""The API server and the identity to use: the Pod's service account or one kubeconfig file, as an ``Endpoint``.
 
-What a user may expect of a kubeconfig and this operator cannot do is refused in one sentence, never ignored: a setting
-that is silently dropped sends credentials somewhere, or as someone, the user did not mean. No sentence quotes a secret.
-Connections do not belong here.
+A part of a kubeconfig that this operator does not support is refused in one sentence, never ignored: otherwise
+credentials could be sent to a server, or for a user, that was not meant. No message contains a secret. Connections do
+not belong here.
 
 Meaning of the fields: https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/
 """
@@ -93,7 +93,7 @@ def is_token(text: str) -> bool:
 
 
 def _fault_of_server(server: str) -> str | None:
-    """What keeps ``server`` from being used as the URL of an API server; never tells credentials in it."""
+    """Why ``server`` can't be the URL of an API server, without any credentials in it; None if it can."""
     if not server.startswith(("https://", "http://")):
         return f"names the server {server!r}; it must begin with https:// or http://"
     if "@" in server:
@@ -162,7 +162,7 @@ class _Kubeconfig:
         try:
             content = yaml.safe_load(_read(self._path, "The kubeconfig"))
         except (yaml.YAMLError, ValueError, RecursionError):
-            # Beside its own errors the parser lets out those of dates and numbers. What it says may quote a secret.
+            # The parser also raises errors of dates and numbers. Their messages may quote a secret.
             raise ConfigurationError(f"The kubeconfig {self._path} is not YAML.") from None
         if not isinstance(content, dict):
             raise self._fault("is not a mapping")
@@ -212,7 +212,7 @@ class _Kubeconfig:
         raise self._fault(f"has no {what} named {name!r}")
 
     def _text(self, entry: Mapping[str, Any], name: str) -> str | None:
-        """A text, without what it is in the refusal of another type: it may be a secret."""
+        """A text; the error about another type does not show the value, which may be a secret."""
         value = entry.get(name)
         if value is not None and not (isinstance(value, str) and "\0" not in value):
             raise self._fault(f"has a `{name}` that is not text; put it in quotes")
@@ -231,7 +231,7 @@ class _Kubeconfig:
         return token or None
 
     def _basic(self, user: Mapping[str, Any]) -> tuple[str, str] | None:
-        """User and password; neither may hold a control character, nor the user a colon (RFC 7617, section 2)."""
+        """User and password; neither may contain a control character, nor the user a colon (RFC 7617, section 2)."""
         username, password = self._text(user, "username"), self._text(user, "password") or ""
         if not username:
             return None

@@ -1,8 +1,8 @@
-"""What the API server's answers mean: from bytes to objects, pages and watch events, or to one of our errors.
+"""Reads the API server's responses: from bytes to objects, pages and watch events, or to an ``OperatorError``.
 
-Pure: it neither sends nor receives, and knows no HTTP library. A refusal reaches a client in many shapes (a JSON
-``Status``, a proxy's HTML page, plain text, nothing at all), so the body is read for what it holds, whatever its
-Content-Type claims. Retrying does not belong here.
+Pure: it neither sends nor receives, and uses no HTTP library. A refusal can have many shapes (a JSON ``Status``, a
+proxy's HTML page, plain text, an empty body), so the body is parsed whatever its Content-Type is. Retrying does not
+belong here.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from operator_app.errors import (
 )
 
 _MAX_SENTENCE: Final = 1000
-"""Characters of the server's own message that are kept: a refused CRD-sized object can be quoted in full there."""
+"""The length, in characters, to which the server's message is cut: it may quote a large refused object in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One line of a watch. A BOOKMARK's object holds its ``metadata`` only: how far the watch has come."""
+    """One line of a watch. A BOOKMARK's object has only ``metadata`` with the resourceVersion that was reached."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     object: Object
@@ -100,7 +100,7 @@ _METADATA_ONLY: Final = msgspec.json.Decoder(_MetadataOnly)
 
 
 def object_in(body: bytes, kind: Kind, key: Key | None) -> Object:
-    """The object that is the answer. Raises ``UndecodableError`` when it is not one."""
+    """The object in a response. Raises ``UndecodableError`` when it is not one."""
     decoded = _decoded(body, kind, key)
     if not _is_object(decoded):
         raise UndecodableError("the API server's answer is no Kubernetes object", kind=kind, key=key)
@@ -108,7 +108,7 @@ def object_in(body: bytes, kind: Kind, key: Key | None) -> Object:
 
 
 def page_in(body: bytes, kind: Kind) -> Page:
-    """The page that is the answer. Raises ``UndecodableError`` when it is not one.
+    """The page in a response. Raises ``UndecodableError`` when it is not one.
 
     Items of built-in lists come without ``apiVersion`` and ``kind``; here every object has them.
     """
@@ -124,7 +124,7 @@ def page_in(body: bytes, kind: Kind) -> Page:
 
 
 def watch_event(line: bytes, kind: Kind) -> WatchEvent:
-    """The event that a line of a watch is.
+    """The event in one line of a watch.
 
     Raises what a ``Status`` in an ERROR event stands for (a 500 if it has no code), and ``UndecodableError`` for
     anything that is no event: cut JSON, an unknown type, an object without a resourceVersion.
@@ -157,7 +157,7 @@ def _decoded(body: bytes, kind: Kind, key: Key | None) -> dict[str, Any]:
 
 
 def _is_object(decoded: object) -> bool:
-    """Whether this can be addressed and ordered: it has metadata with a resourceVersion."""
+    """Whether it has metadata with a resourceVersion."""
     match decoded:
         case {"metadata": {"resourceVersion": str()}}:
             return True
@@ -168,7 +168,7 @@ def _is_object(decoded: object) -> bool:
 def refusal(  # noqa: PLR0911 - one return per class of refusal
     status_code: int, headers: Mapping[str, str], body: bytes, *, kind: Kind, key: Key | None = None
 ) -> OperatorError:
-    """The error that an answer other than 2xx stands for; never raises itself.
+    """The error that a response other than 2xx stands for; it is returned, and nothing is raised.
 
     ``headers`` must look names up without regard to case, or hold lower-case names.
 
@@ -184,7 +184,7 @@ def refusal(  # noqa: PLR0911 - one return per class of refusal
     sentence = _sentence(status_code, status, headers)
     reason = status.reason or _phrase(status_code)
     if any(cause.reason == "ResourceVersionTooLarge" for cause in causes):
-        # etcd went back to an older state (a restored backup); like 410, only a fresh list leads on from here.
+        # etcd went back to an older state (a restored backup); as after 410, only a new list helps.
         return GoneError(sentence, kind=kind, key=key)
     match status_code:
         case 401 | 403:
@@ -213,7 +213,7 @@ def _status(body: bytes) -> _Status:
 
 
 def _absent(details: _Details, key: Key | None) -> str:
-    """What a 404 says is missing; a kind that is not served gets a plain 404 from the router, without details."""
+    """The reason of a 404: for a kind that is not served, the router sends a plain 404 without details."""
     if not details.name:
         return "KindNotServed"
     if details.kind == "namespaces" and key is not None and details.name == key.namespace != key.name:
@@ -224,7 +224,7 @@ def _absent(details: _Details, key: Key | None) -> str:
 def _retry_after_s(headers: Mapping[str, str], details: _Details) -> float | None:
     """Seconds to wait, from ``Retry-After`` (RFC 9110 section 10.2.3) or else ``details.retryAfterSeconds``.
 
-    A date counts from the answer's own ``Date``, so the clocks of server and operator need not agree.
+    A date counts from the response's own ``Date``, so the clocks of server and operator need not agree.
     """
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdigit():
@@ -243,7 +243,7 @@ def _sentence(status_code: int, status: _Status, headers: Mapping[str, str]) -> 
 
 
 def _phrase(status_code: int) -> str:
-    """A CamelCase reason for a refusal that brought none."""
+    """A CamelCase reason for a refusal without one."""
     try:
         return "".join(word.capitalize() for word in HTTPStatus(status_code).phrase.replace("-", " ").split())
     except ValueError:

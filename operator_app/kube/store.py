@@ -1,13 +1,13 @@
-"""What the operator knows of the cluster: the latest seen version of every watched object. Pure, one writer per kind.
+"""The latest known version of every watched object, by address and by one index for each kind. Pure.
 
 Guarantees
 
-* Monotonic per object: an older resourceVersion never replaces a newer one, whichever path it came by (watch, list,
-  the answer to one of our own writes).
-* A list that is older than what the watch has already shown neither removes nor resurrects anything.
-* Every change is reported once: a caller that gets ``False`` has nothing to do.
-* Small: objects of one kind are much alike, so each is kept as its compressed difference from the first one seen
-  (a preset dictionary, RFC 1950 section 2.2), and unpacked when a decision needs it.
+* Monotonic for each object: an older resourceVersion never replaces a newer one, whether it comes from a watch, from a
+  list, or from the response to one of the operator's own writes.
+* A list that is older than what the watch has already delivered neither removes an object nor restores a deleted one.
+* Every change is returned once: a caller that gets ``False`` or nothing has nothing to do.
+* Small: objects of one kind are much alike, so each is stored as its compressed difference from the first one of its
+  kind (a preset dictionary, RFC 1950 section 2.2) and decompressed when it is read.
 
 Assumption: resourceVersions of one kind are integers that grow with every write. The API conventions promise that
 order since Kubernetes 1.35 (KEP-5504), and etcd has always provided it.
@@ -24,10 +24,10 @@ from operator_app.api.kinds import Key, Kind, Object, key_of
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
 
 _WINDOW_BYTES: Final = 32_768
-"""The end of a preset dictionary that the format can refer to (RFC 1951 section 2)."""
+"""The format can refer to this much of the end of a preset dictionary (RFC 1951 section 2)."""
 
 _LEVEL: Final = 3
-"""Compression level: against a near twin, more effort finds nothing more (``benchmarks/memory.py``)."""
+"""Compression level: with a similar object as dictionary, a higher level saves nothing (``benchmarks/memory.py``)."""
 
 
 def version_of(obj: Object) -> int:
@@ -36,185 +36,188 @@ def version_of(obj: Object) -> int:
 
 
 Index = Callable[[Object], Hashable | None]
-"""What the objects of one kind are looked up by besides their address; ``None`` leaves an object out."""
+"""The value that an object is looked up by besides its address; ``None``: it is not indexed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Packed:
-    """One object: its version, what it is indexed by, and its JSON, compressed."""
+class _Stored:
+    """One object: its resourceVersion, the value it is indexed by, and its compressed JSON."""
 
     version: int
-    index: Hashable | None
-    blob: bytes
+    index_value: Hashable | None
+    compressed: bytes
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _KindStore:
     """The objects of one kind.
 
-    ``index`` gives the second key of an object and ``by_index`` the addresses under each. ``model`` is the JSON of the
-    first object, against which all are compressed. ``seen`` is the newest version that the watch has shown of each
-    namespace, and a complete list of each scope (a namespace, or ``None`` for all); one for all of them would not do,
-    since each scope has a watch of its own. ``listing`` holds the addresses that the pages of an unfinished list have
-    named so far, for each scope that is being listed, and ``synced`` the scopes that were listed completely.
+    ``index`` gives the value by which an object is looked up besides its address, ``by_index`` the addresses for each
+    value. ``dictionary`` is the JSON of the first object, with which all others are compressed.
+
+    A *scope* is what one watch covers: a namespace, or ``None`` for all of them. ``high_water_marks`` has for each
+    scope, and for each namespace within it, the newest resourceVersion that its watch or a complete list has shown;
+    each watch progresses by itself, so a single mark for all would be wrong. ``listing`` has the addresses on the pages
+    so far, for each scope whose list is unfinished, and ``synced`` the scopes that were listed completely.
     """
 
     index: Index
-    packed: dict[Key, _Packed] = field(default_factory=dict)
+    objects: dict[Key, _Stored] = field(default_factory=dict)
     by_index: dict[Hashable, set[Key]] = field(default_factory=dict)
-    model: bytes = b""
+    dictionary: bytes = b""
     high_water_marks: dict[str | None, int] = field(default_factory=dict)
     listing: dict[str | None, set[Key]] = field(default_factory=dict)
     synced: set[str | None] = field(default_factory=set)
 
     def advance_high_water_mark(self, scope: str | None, version: int) -> None:
-        """Take note that everything of ``scope`` up to ``version`` was shown."""
+        """Record that everything in ``scope`` up to resourceVersion ``version`` was delivered."""
         self.high_water_marks[scope] = max(self.high_water_marks.get(scope, 0), version)
 
-    def may_exist(self, key: Key, as_of: int) -> bool:
-        """Whether an object that something other than the watch shows as of ``as_of`` can be there still.
+    def is_tombstoned(self, key: Key, as_of: int) -> bool:
+        """Whether an object that a list or a response shows as of ``as_of`` has certainly been deleted since.
 
-        What is unknown although everything up to then was shown was deleted in between, and stays away.
+        That is so if it is unknown although everything up to a later version was delivered. This takes the place of a
+        tombstone for each deleted object.
         """
-        shown = max(self.high_water_marks.get(None, 0), self.high_water_marks.get(key.namespace, 0))
-        return key in self.packed or as_of >= shown
+        mark = max(self.high_water_marks.get(None, 0), self.high_water_marks.get(key.namespace, 0))
+        return key not in self.objects and as_of < mark
 
     def version(self, key: Key) -> int | None:
-        """The version of the object at ``key``; ``None`` where there is none."""
-        known = self.packed.get(key)
-        return None if known is None else known.version
+        """The resourceVersion of the object at ``key``; ``None`` where there is none."""
+        stored = self.objects.get(key)
+        return None if stored is None else stored.version
 
     def get(self, key: Key) -> Object | None:
-        """The object at ``key``, unpacked."""
-        known = self.packed.get(key)
-        if known is None:
+        """The object at ``key``, decompressed; ``None`` where there is none."""
+        stored = self.objects.get(key)
+        if stored is None:
             return None
-        unpacker = zlib.decompressobj(zlib.MAX_WBITS, self.model)
-        obj: Object = msgspec.json.decode(unpacker.decompress(known.blob) + unpacker.flush())
+        decompressor = zlib.decompressobj(zlib.MAX_WBITS, self.dictionary)
+        obj: Object = msgspec.json.decode(decompressor.decompress(stored.compressed) + decompressor.flush())
         return obj
 
     def put(self, obj: Object) -> bool:
-        """Take ``obj`` over, unless the shelf has it as new or newer. Returns whether it did."""
+        """Store ``obj``, unless the same or a newer version of it is stored. Returns whether it was stored."""
         key, version = key_of(obj), version_of(obj)
         known = self.version(key)
         if known is not None and known >= version:
             return False
-        self.drop(key)
+        self.remove(key)
         text = msgspec.json.encode(obj)
-        if not self.model:
-            self.model = text[-_WINDOW_BYTES:]
-        packer = zlib.compressobj(level=_LEVEL, zdict=self.model)
+        if not self.dictionary:
+            self.dictionary = text[-_WINDOW_BYTES:]
+        compressor = zlib.compressobj(level=_LEVEL, zdict=self.dictionary)
         value = self.index(obj)
-        self.packed[key] = _Packed(version, value, packer.compress(text) + packer.flush())
+        self.objects[key] = _Stored(version, value, compressor.compress(text) + compressor.flush())
         if value is not None:
             self.by_index.setdefault(value, set()).add(key)
         return True
 
-    def drop(self, key: Key) -> None:
-        """Forget the object at ``key``, if there is one."""
-        known = self.packed.pop(key, None)
-        if known is None or known.index is None:
+    def remove(self, key: Key) -> None:
+        """Remove the object at ``key``, if there is one."""
+        stored = self.objects.pop(key, None)
+        if stored is None or stored.index_value is None:
             return
-        self.by_index[known.index].discard(key)
-        if not self.by_index[known.index]:
-            del self.by_index[known.index]
+        self.by_index[stored.index_value].discard(key)
+        if not self.by_index[stored.index_value]:
+            del self.by_index[stored.index_value]
 
-    def forget(self, obj: Object) -> bool:
-        """Take over a deletion. ``obj`` has its version, so a newer object of that name is a new life and stays."""
+    def remove_deleted(self, obj: Object) -> bool:
+        """Apply the deletion of ``obj``, which has the deletion's resourceVersion. Returns whether it was stored.
+
+        A newer object of the same name was created after that deletion, and stays.
+        """
         known = self.version(key_of(obj))
         if known is None or known > version_of(obj):
             return False
-        self.drop(key_of(obj))
+        self.remove(key_of(obj))
         return True
+
+    def apply_page(self, page: Listed) -> tuple[Object, ...]:
+        """Apply one page of a list; returns the objects that changed, or with the last page were removed."""
+        as_of = int(page.resource_version)
+        if page.first:
+            self.listing[page.namespace] = set()
+        self.listing[page.namespace].update(map(key_of, page.objects))
+        changed = [obj for obj in page.objects if not self.is_tombstoned(key_of(obj), as_of) and self.put(obj)]
+        if page.last:
+            changed += self._remove_unlisted(page.namespace, as_of)
+            del self.listing[page.namespace]
+            self.advance_high_water_mark(page.namespace, as_of)
+            self.synced.add(page.namespace)
+        return tuple(changed)
+
+    def _remove_unlisted(self, namespace: str | None, as_of: int) -> list[Object]:
+        """Remove and return what a complete list does not contain, unless it is newer than the list."""
+        listed = self.listing[namespace]
+        unlisted = [
+            key
+            for key, stored in self.objects.items()
+            if key not in listed and namespace in (None, key.namespace) and stored.version <= as_of
+        ]
+        removed = []
+        for key in unlisted:
+            obj = self.get(key)
+            if obj is not None:
+                removed.append(obj)
+            self.remove(key)
+        return removed
 
 
 class Store:
-    """Latest objects by kind, by address and by one index for each kind.
+    """The latest known objects. ``indexes`` names the kinds to keep, and the index of each.
 
-    Not safe for threads; every method returns at once.
+    Not safe for threads; no method waits. Each kind is filled by its own watches and by the operator's own writes.
     """
 
     def __init__(self, indexes: Mapping[Kind, Index]) -> None:
-        self._shelves = {kind: _Shelf(index) for kind, index in indexes.items()}
+        self._kinds = {kind: _KindStore(index) for kind, index in indexes.items()}
 
     def is_synced(self, kind: Kind, namespace: str | None) -> bool:
         """Whether a kind has been listed completely at least once, in ``namespace`` or in all of them."""
-        return not self._shelves[kind].synced.isdisjoint((None, namespace))
+        return not self._kinds[kind].synced.isdisjoint((None, namespace))
 
     def get(self, kind: Kind, key: Key) -> Object | None:
-        """The latest known version, or ``None`` where none is known; a copy that the caller may keep."""
-        return self._shelves[kind].get(key)
+        """The latest known version, or ``None`` where none is known; a copy that the caller may modify."""
+        return self._kinds[kind].get(key)
 
     def version(self, kind: Kind, key: Key) -> int | None:
         """The latest known resourceVersion, or ``None`` where none is known; cheaper than :meth:`get`."""
-        return self._shelves[kind].version(key)
+        return self._kinds[kind].version(key)
 
     def keys(self, kind: Kind) -> tuple[Key, ...]:
-        """Addresses of all known objects of a kind."""
-        return tuple(self._shelves[kind].packed)
+        """The addresses of all known objects of a kind."""
+        return tuple(self._kinds[kind].objects)
 
     def indexed(self, kind: Kind, value: Hashable) -> tuple[Object, ...]:
-        """All known objects of a kind whose index is ``value``, in the order of their addresses."""
-        shelf = self._shelves[kind]
-        found = (shelf.get(key) for key in sorted(shelf.by_index.get(value, ())))
+        """All known objects of a kind whose index has ``value``, in the order of their addresses."""
+        objects = self._kinds[kind]
+        found = (objects.get(key) for key in sorted(objects.by_index.get(value, ())))
         return tuple(obj for obj in found if obj is not None)
 
     def index_values(self, kind: Kind) -> tuple[Any, ...]:
-        """Every value that some known object of a kind is indexed by."""
-        return tuple(self._shelves[kind].by_index)
+        """Every value that the index of some known object of a kind has."""
+        return tuple(self._kinds[kind].by_index)
 
     def learn(self, kind: Kind, obj: Object) -> bool:
-        """Take over the answer to one of our own requests, so that the next round sees it before the watch tells.
+        """Apply the response to one of the operator's own requests, before the watch delivers the same version.
 
-        An answer that comes so late that the watch has told of the object's deletion does not bring it back. Returns
-        whether it was news.
+        A response that arrives after the watch has delivered the object's deletion does not restore the object.
+        Returns whether the response was newer than what was known.
         """
-        shelf = self._shelves[kind]
-        # At the very version of the deletion the answer is that deletion itself.
-        return shelf.may_exist(key_of(obj), version_of(obj) - 1) and shelf.put(obj)
+        objects = self._kinds[kind]
+        # A response with the very version of the deletion is that deletion itself.
+        return not objects.is_tombstoned(key_of(obj), version_of(obj) - 1) and objects.put(obj)
 
     def apply_delta(self, delta: Delta) -> tuple[Object, ...]:
-        """Take over what a watch has to say, and return what was news: objects as they are now, or last were."""
-        shelf = self._shelves[delta.kind]
+        """Apply what a watch delivered. Returns the objects that changed: as they are now, or as they were last."""
+        objects = self._kinds[delta.kind]
         match delta:
             case Changed():
-                shelf.advance_high_water_mark(key_of(delta.object).namespace, version_of(delta.object))
-                return (delta.object,) if shelf.put(delta.object) else ()
+                objects.advance_high_water_mark(key_of(delta.object).namespace, version_of(delta.object))
+                return (delta.object,) if objects.put(delta.object) else ()
             case Deleted():
-                shelf.advance_high_water_mark(key_of(delta.object).namespace, version_of(delta.object))
-                return (delta.object,) if shelf.forget(delta.object) else ()
+                objects.advance_high_water_mark(key_of(delta.object).namespace, version_of(delta.object))
+                return (delta.object,) if objects.remove_deleted(delta.object) else ()
             case Listed():
-                return _take_page(shelf, delta)
-
-
-def _take_page(shelf: _Shelf, page: Listed) -> tuple[Object, ...]:
-    as_of = int(page.resource_version)
-    if page.first:
-        shelf.listing[page.namespace] = set()
-    named = shelf.listing[page.namespace]
-    named.update(map(key_of, page.objects))
-    believed = [obj for obj in page.objects if shelf.may_exist(key_of(obj), as_of)]
-    news = [obj for obj in believed if shelf.put(obj)]
-    if page.last:
-        news += _forget_unnamed(shelf, page.namespace, as_of)
-        del shelf.listing[page.namespace]
-        shelf.advance_high_water_mark(page.namespace, as_of)
-        shelf.synced.add(page.namespace)
-    return tuple(news)
-
-
-def _forget_unnamed(shelf: _Shelf, namespace: str | None, as_of: int) -> list[Object]:
-    """Drop what a complete list did not name, unless it is newer than the list."""
-    named = shelf.listing[namespace]
-    unnamed = [
-        key
-        for key, known in shelf.packed.items()
-        if key not in named and namespace in (None, key.namespace) and known.version <= as_of
-    ]
-    gone = []
-    for key in unnamed:
-        known = shelf.get(key)
-        if known is not None:
-            gone.append(known)
-        shelf.drop(key)
-    return gone
+                return objects.apply_page(delta)

@@ -1,8 +1,7 @@
-"""How bytes reach the API server: TLS, the connection pool, and the Authorization header.
+"""The HTTP transport to the API server: TLS, the connection pool, and the Authorization header.
 
-Requests, their meaning and their errors belong to ``cluster.py``; which server and which identity to
-``kubeconfig.py``. HTTP/1.1 only: on one HTTP/2 connection, idle watches were seen to starve a request past all its
-timeouts.
+Requests and their errors belong to ``client``; which server and which identity, to ``kubeconfig``. HTTP/1.1 only: on
+one HTTP/2 connection, idle watches were seen to starve a request past all its timeouts.
 """
 
 import base64
@@ -23,21 +22,21 @@ from operator_app.errors import ConfigurationError
 from operator_app.kube.kubeconfig import Endpoint, ExecPlugin, is_token
 
 TOKEN_MAX_AGE_S: Final = 60.0
-"""A token file is read again after this long; the kubelet renews a token at 80 % of its life of at least ten minutes.
+"""A token file is read again after this; the kubelet renews a token at 80 % of its lifetime of ten minutes or more.
 https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/#launch-a-pod-using-service-account-token-projection
 """
 
 KEEPALIVE_EXPIRY_S: Final = 60.0
-"""Idle connections go before the server's own idle timeout (90 s) can close one under a request being sent."""
+"""Idle connections are closed before the server's idle timeout (90 s), so that it closes none during a request."""
 
 
 class Credentials(Protocol):
-    """Where the Authorization header comes from."""
+    """A source of the Authorization header."""
 
     async def authorization(self, *, rejected: str | None = None) -> str:
-        """The header's value; ``rejected`` is a value that the server has just answered with 401.
+        """The header's value; ``rejected`` is a value to which the server has just responded with 401.
 
-        Raises ``httpx2.ConnectError``, whose sentence quotes no secret, when no credentials can be had.
+        Raises ``httpx2.ConnectError``, whose message contains no secret, when there are no credentials.
         """
 
 
@@ -48,12 +47,12 @@ class FixedCredentials:
         self._value = value
 
     async def authorization(self, *, rejected: str | None = None) -> str:  # noqa: ARG002
-        """The same value, whatever the server thought of it."""
+        """The same value, even after it was rejected."""
         return self._value
 
 
 class TokenFile:
-    """A bearer token in a file that somebody else renews; read at most once a minute, and after a 401."""
+    """A bearer token in a file that another process renews; read at most once a minute, and after a 401."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = anyio.current_time) -> None:
         self._path = anyio.Path(path)
@@ -62,7 +61,7 @@ class TokenFile:
         self._read_at_mono = float("-inf")
 
     async def authorization(self, *, rejected: str | None = None) -> str:
-        """The file's token. A file without one that can be sent leaves the last token in use, if there is one."""
+        """The file's token; where the file has no valid one, the last token that it had."""
         if rejected == self._value or self._clock() - self._read_at_mono >= TOKEN_MAX_AGE_S:
             try:
                 self._value = f"Bearer {await self._read()}"
@@ -76,7 +75,7 @@ class TokenFile:
         return self._value
 
     async def _read(self) -> str:
-        """Raises ``OSError`` or, without quoting the file, ``ValueError``."""
+        """The token. Raises ``OSError``, or ``ValueError`` with a message that shows nothing of the file."""
         token = (await self._path.read_text(errors="replace")).strip()
         if not is_token(token):
             raise ValueError(f"the token file {self._path} must hold one token on one line, and nothing else")
@@ -136,14 +135,14 @@ class ExecToken:
 
 
 class AuthorizedTransport(httpx2.AsyncBaseTransport):
-    """Adds the Authorization header. A 401 is tried once more if the credentials have changed meanwhile."""
+    """Adds the Authorization header. A request that got a 401 is sent once more if they have changed."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, credentials: Credentials) -> None:
         self._inner = inner
         self._credentials = credentials
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send with the current credentials. A request answered by 401 was not carried out, so it may go out again."""
+        """Send with the current credentials. A request that got a 401 was not carried out, so it may be sent again."""
         value = await self._credentials.authorization()
         request.headers["Authorization"] = value
         response = await self._inner.handle_async_request(request)
@@ -175,16 +174,17 @@ def credentials(endpoint: Endpoint) -> Credentials | None:
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
-    """TLS as the kubeconfig wants it: its CA (else the system's), its client certificate."""
+    """TLS with the kubeconfig's CA (else the system's) and client certificate. Raises ``ConfigurationError``."""
     if endpoint.server.startswith("http://"):
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody, and is not used
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no certificate, and is not used
     try:
         context = ssl.create_default_context(cadata=endpoint.ca)
         if endpoint.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if endpoint.client_certificate and endpoint.client_key:
-            # OpenSSL loads certificate chains from files only; this one is readable by us alone and gone at once.
+            # OpenSSL loads certificate chains from files only; this one is readable by this user alone and removed at
+            # once.
             with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
                 file.write(f"{endpoint.client_certificate}\n{endpoint.client_key}\n")
                 file.flush()
@@ -195,7 +195,7 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
 
 
 def transport(endpoint: Endpoint, tls: ssl.SSLContext, *, max_connections: int | None) -> httpx2.AsyncBaseTransport:
-    """One pool of connections to the endpoint; None means as many as are asked for at once."""
+    """One pool of connections to the endpoint; ``max_connections`` of None sets no limit."""
     pool = httpx2.AsyncHTTPTransport(
         verify=tls,
         trust_env=False,

@@ -1,8 +1,8 @@
-"""Following one kind without ever losing a change: list, watch, resume, and list again when told to.
+"""Follows the objects of one kind: lists, watches, resumes, and lists again when only that gives the whole truth.
 
-A watch is a small state machine. It is either ``Listing`` or ``Watching`` from a resourceVersion; ``after`` says which
-state follows what happened, and ``follow`` runs it for ever. What the changes mean, and keeping them, belongs to the
-store; what a connection is, to ``cluster.py``.
+A watch is a small state machine. It is either ``Listing``, or ``Watching`` from a resourceVersion; ``next_state`` is
+the pure transition, and ``follow`` runs it for ever. Storing what is delivered belongs to ``store``; one list or one
+stream, with its connection, to ``client``.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,18 +20,18 @@ from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
 from operator_app.kube.responses import WatchEvent
 
 QUIET_S: Final = 90.0
-"""For so long a healthy watch may be silent: bookmarks come about every 60 s, from a busy server later."""
+"""A healthy watch may be silent for this long: bookmarks come about every 60 s, from a busy server later."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """How long a watch waits for what; all in seconds.
+    """The time limits and pauses of a watch, in seconds.
 
-    A stream is asked to end after a time between ``timeout_s`` and twice that, so that not all end together. The API
-    server sends a bookmark about once a minute, so a stream silent for ``idle_timeout_s`` (which must be well above)
-    is half-open. A stream that lasted ``healthy_after_s`` proves that things work. The n-th pause in a row is
-    ``min(backoff_cap_s, backoff_base_s * 2**(n-1))`` times a factor between one half and one, and never shorter than
-    the server's ``Retry-After``.
+    The server is asked to end a stream after a time between ``timeout_s`` and twice that, so that not all end together.
+    It sends a bookmark about once a minute, so a stream that is silent for ``idle_timeout_s`` (which must be well
+    above) is taken for half-open. A stream that lasted for ``healthy_after_s`` counts as a success. The n-th pause in a
+    row is ``min(backoff_cap_s, backoff_base_s * 2**(n-1))`` times a factor between one half and one, and never shorter
+    than the server's ``Retry-After``.
     """
 
     timeout_s: float = 300
@@ -40,55 +40,56 @@ class WatchTimes:
     backoff_base_s: float = 0.5
     backoff_cap_s: float = 30
 
-    def pause_s(self, failures: int, chance: float) -> float:
-        """The pause after the ``failures``-th failure in a row, at least the first; ``chance`` is in [0, 1)."""
+    def pause_s(self, failures: int, jitter: float) -> float:
+        """The pause after the ``failures``-th failure in a row (1 or more); ``jitter`` is in [0, 1)."""
         doublings = min(failures - 1, 32)  # beyond that only the cap counts, and a float could overflow
-        return min(self.backoff_cap_s, self.backoff_base_s * 2.0**doublings) * (0.5 + chance / 2)
+        return min(self.backoff_cap_s, self.backoff_base_s * 2.0**doublings) * (0.5 + jitter / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Nothing is known, or what is known may miss deletions: only a complete list helps."""
+    """A complete list comes next: nothing was delivered yet, or deletions may have been missed."""
 
     failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """Everything up to ``resource_version`` was delivered. ``doubtful``: a stream from here has led nowhere once."""
+    """Everything up to ``resource_version`` was delivered; ``is_stalled``: one stream from here made no progress."""
 
     resource_version: str
     failures: int = 0
-    doubtful: bool = False
+    is_stalled: bool = False
 
 
 State = Listing | Watching
-"""``failures`` counts the failures in a row that led here; it sets the next pause."""
+"""``failures`` counts the failures in a row before this state; it determines the next pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """A list was delivered to its end."""
+    """A list was delivered completely."""
 
     resource_version: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A stream is over after ``lasted_s``; ``reached`` is the last resourceVersion that it delivered, or began from.
+    """A stream ended after ``lasted_s`` seconds.
 
-    ``heard`` tells whether any event or bookmark came. ``error`` is None when the server ended it in good order.
+    ``resource_version`` is the last one that it delivered, else the one that it started from; ``has_delivered`` whether
+    any event or bookmark came. ``error`` is None when the server ended the stream normally.
     """
 
-    reached: str
-    heard: bool
+    resource_version: str
+    has_delivered: bool
     lasted_s: float
     error: OperatorError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A list broke off; its pages count for nothing."""
+    """A list failed before its last page; the pages delivered so far remove nothing."""
 
     error: OperatorError
 
@@ -96,36 +97,37 @@ class Failed:
 StreamOutcome = Complete | Ended | Failed
 
 
-def after(state: State, ended: StreamOutcome, times: WatchTimes) -> State:
-    """The state that follows from how a list or a stream went.
+def next_state(state: State, outcome: StreamOutcome, times: WatchTimes) -> State:
+    """The state that follows from how a list or a stream ended.
 
-    A stream resumes from where it got to, except where only a list helps: after 410 in any form; after a terminal error
-    (the kind may have gone and come back with other objects); and when it leads nowhere twice from the same place,
-    because the next line is undecodable or because nothing comes. The latter is a half-open connection, or a server
-    whose etcd was restored from a backup: it accepts a resourceVersion of the future and stays silent.
+    A stream resumes from the last resourceVersion that it delivered, except where only a list helps: after 410 in any
+    form; after a terminal error (the kind may have been removed and served again with other objects); and when two
+    streams from the same resourceVersion make no progress, because the next line can't be decoded or because nothing
+    arrives. The latter is a half-open connection, or a server whose etcd was restored from a backup: it accepts a
+    resourceVersion of the future and stays silent.
 
-    A stream that lasted forgets the failures before it, and one that delivered something does too; but a stream that
-    ended early is a failure even without an error, else an empty answer would be asked for at full speed. A complete
-    list forgets nothing, so that list, 410, list, 410 slows down.
+    A stream that lasted resets the count of failures, and so does one that delivered something. A stream that ended
+    early is a failure even without an error, else empty streams would be requested without a pause. A complete list
+    resets nothing, so that the sequence list, 410, list, 410 slows down.
     """
-    match state, ended:
+    match state, outcome:
         case _, Complete(version):
             return Watching(version, failures=state.failures)
-        case Watching(), Ended(reached, heard, lasted_s, error):
+        case Watching(), Ended(version, has_delivered, lasted_s, error):
             lasted = lasted_s >= times.healthy_after_s
-            failures = 0 if lasted and error is None else 1 if lasted or heard else state.failures + 1
-            nowhere = reached == state.resource_version and (
-                isinstance(error, UndecodableError) or (not heard and lasted_s >= times.idle_timeout_s)
+            failures = 0 if lasted and error is None else 1 if lasted or has_delivered else state.failures + 1
+            is_stalled = version == state.resource_version and (
+                isinstance(error, UndecodableError) or (not has_delivered and lasted_s >= times.idle_timeout_s)
             )
-            if isinstance(error, GoneError | TerminalError) or (nowhere and state.doubtful):
+            if isinstance(error, GoneError | TerminalError) or (is_stalled and state.is_stalled):
                 return Listing(failures)
-            return Watching(reached, failures, doubtful=nowhere)
+            return Watching(version, failures, is_stalled=is_stalled)
         case _:
             return Listing(failures=state.failures + 1)
 
 
-Happening = Literal["relist", "reconnect"]
-"""What is worth counting: a watch that has to list anew, and one that goes on over another connection."""
+Restart = Literal["relist", "reconnect"]
+"""How a stream that ended is continued: from a new list, or over a new connection from the same resourceVersion."""
 
 
 async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the application or of a test
@@ -133,48 +135,48 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
     kind: Kind,
     *,
     sink: Callable[[Delta], None],
-    settings: WatchTimes,
+    times: WatchTimes,
     rand: Callable[[], float],
-    on_trouble: Callable[[Kind, OperatorError], None],
-    on_event: Callable[[Happening], None],
+    on_error: Callable[[Kind, OperatorError], None],
+    on_restart: Callable[[Restart], None],
     namespace: str | None = None,
     labels: str | None = None,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> NoReturn:
     """Deliver a kind's objects, and then every change, to ``sink`` for ever.
 
-    Guarantees: the deltas are a list (``Listed`` pages) followed by the changes since, any number of times; whatever
-    was deleted unseen is missing from the next list. The first ``Listed`` with ``last`` means in sync. ``sink`` is
-    called for one page or one event at a time, and other tasks run in between. No failure ends it, a kind that is not
-    served yet or is forbidden included: each is told to ``on_trouble`` and followed by a pause, see ``WatchTimes``.
-    When cancelled, it closes its connection.
+    Guarantees: the deltas are a list (``Listed`` pages) followed by the changes since, any number of times; an object
+    that was deleted without a ``Deleted`` is missing from the next list. The first ``Listed`` with ``last`` means that
+    the kind is synced. ``sink`` is called for one page or one event at a time, and other tasks run in between. No
+    failure ends this function, not even a kind that is not served yet or that is forbidden: each one is passed to
+    ``on_error`` and followed by a pause, see ``WatchTimes``. When cancelled, it closes its connection.
 
-    ``rand`` yields numbers in [0, 1). What ``sink`` raises is not caught.
+    ``rand`` returns numbers in [0, 1). What ``sink`` raises is not caught.
     """
     state: State = Listing()
     while True:
-        ended: StreamOutcome
+        outcome: StreamOutcome
         if isinstance(state, Listing):
-            ended = await _list(cluster, kind, namespace, labels, sink)
+            outcome = await _list(cluster, kind, namespace, labels, sink)
         else:
             stream = cluster.watch(
                 kind,
                 resource_version=state.resource_version,
-                timeout_s=int(settings.timeout_s * (1 + rand())),
-                idle_timeout_s=settings.idle_timeout_s,
+                timeout_s=int(times.timeout_s * (1 + rand())),
+                idle_timeout_s=times.idle_timeout_s,
                 namespace=namespace,
                 labels=labels,
             )
-            ended = await _watch(stream, kind, state.resource_version, sink)
-        before, state = state, after(state, ended, settings)
+            outcome = await _watch(stream, kind, state.resource_version, sink)
+        before, state = state, next_state(state, outcome, times)
         if isinstance(before, Watching):
-            on_event("reconnect" if isinstance(state, Watching) else "relist")
-        if isinstance(ended, Complete):
+            on_restart("reconnect" if isinstance(state, Watching) else "relist")
+        if isinstance(outcome, Complete):
             continue
-        if ended.error is not None:
-            on_trouble(kind, ended.error)
+        if outcome.error is not None:
+            on_error(kind, outcome.error)
         if state.failures:
-            await sleep(max(settings.pause_s(state.failures, rand()), _wish_s(ended.error)))
+            await sleep(max(times.pause_s(state.failures, rand()), _retry_after_s(outcome.error)))
 
 
 async def _list(
@@ -200,9 +202,9 @@ async def _watch(
     version: str,
     sink: Callable[[Delta], None],
 ) -> Ended:
-    """Deliver one stream's changes; bookmarks only move the place to resume from."""
+    """Deliver one stream's changes; a bookmark only moves the resourceVersion to resume from."""
     begun_mono = anyio.current_time()
-    heard = False
+    has_delivered = False
     problem: OperatorError | None = None
     try:
         async with stream as events:
@@ -214,12 +216,12 @@ async def _watch(
                         sink(Deleted(kind, event.object))
                     case "BOOKMARK":
                         pass
-                version, heard = event.resource_version, True
+                version, has_delivered = event.resource_version, True
     except OperatorError as error:
         problem = error
-    return Ended(version, heard, anyio.current_time() - begun_mono, problem)
+    return Ended(version, has_delivered, anyio.current_time() - begun_mono, problem)
 
 
-def _wish_s(error: OperatorError | None) -> float:
-    """What the server asked us to wait."""
+def _retry_after_s(error: OperatorError | None) -> float:
+    """The seconds that the server asked to wait; 0 where it did not ask."""
     return (error.retry_after_s or 0.0) if isinstance(error, TransientError) else 0.0

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from operator_app.apply import Outcome, Problem
 from operator_app.errors import TransientError
 from operator_app.registration.registry import Record, Registration
+from operator_app.results import Outcome, Problem
 
 OPEN_BASE_S: Final = 0.5
 OPEN_CAP_S: Final = 10.0

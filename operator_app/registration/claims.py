@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Final
 
 from operator_app.api.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
-from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck, Problem
+from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.preconditions import pinned_uid
 from operator_app.kube.store import Store
 from operator_app.registration.ledger import proxy_of
 from operator_app.registration.registry import Registration
+from operator_app.results import Problem
 
 HOSTNAME_TAKEN: Final = "HostnameTaken"
 """The reason of a problem with a hostname that another proxy has; it ends with an event on the claim."""

@@ -15,21 +15,14 @@ from typing import Final, NamedTuple
 
 from operator_app.api.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Kind, Object
 from operator_app.api.records import RecordState
-from operator_app.apply import (
-    NAME_CONFLICT,
-    Action,
-    Applier,
-    Outcome,
-    Ownership,
-    OwnershipCheck,
-    Problem,
-)
+from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck
 from operator_app.errors import ConflictError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.preconditions import identity, pinned_version
 from operator_app.kube.store import Store
 from operator_app.registration.registry import Record, Registration
+from operator_app.results import Outcome, Problem
 
 IN_CLUSTER: Final = "in-cluster"
 """The registry that is the ledger itself: nothing stands outside."""

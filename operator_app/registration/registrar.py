@@ -23,7 +23,6 @@ import structlog
 
 from operator_app.api.kinds import Key
 from operator_app.api.records import RecordState
-from operator_app.apply import Outcome, Problem
 from operator_app.errors import (
     ConflictError,
     FencedError,
@@ -36,6 +35,7 @@ from operator_app.registration.backoff import Backoff, CircuitBreaker, CircuitOp
 from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
 from operator_app.registration.ledger import IN_CLUSTER, Ledger, LedgerEntry, Name
 from operator_app.registration.registry import Comparison, Record, Registration, Registry
+from operator_app.results import Outcome, Problem
 
 log = structlog.get_logger(__name__)
 

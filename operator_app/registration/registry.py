@@ -11,7 +11,7 @@ from typing import Protocol
 
 from operator_app.api.kinds import Key
 from operator_app.api.models import Protocol as ListenerProtocol
-from operator_app.apply import Outcome, Problem
+from operator_app.results import Outcome, Problem
 
 
 @dataclass(frozen=True, slots=True)

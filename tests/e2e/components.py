@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 
 from operator_app.api.kinds import Kind, Object
-from operator_app.app import INDEXES
-from operator_app.apply import Applier, Outcome
+from operator_app.apply import Applier
+from operator_app.controller.scopes import INDEXES
 from operator_app.finalizer import Finalizer
 from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
@@ -23,6 +23,7 @@ from operator_app.registration.backoff import Backoff, CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
+from operator_app.results import Outcome
 from operator_app.settings import Settings
 from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter

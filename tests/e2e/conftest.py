@@ -123,7 +123,7 @@ def operator(operator_kubeconfig: Path, tmp_path: Path, budget: None) -> Iterato
     avoidable = process.metric("operator_app_writes_total", outcome="unchanged") if process.is_running else 0
     process.stop()
     assert avoidable == 0, process.log_text()
-    assert not any(line.get("event") == "round_crashed" for line in process.log()), process.log_text()
+    assert not any(line.get("event") == "reconcile_crashed" for line in process.log()), process.log_text()
 
 
 @pytest.fixture

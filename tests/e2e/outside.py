@@ -15,9 +15,9 @@ from typing import Any, Final
 import anyio
 
 from operator_app.api.kinds import Key
-from operator_app.apply import Outcome, Problem
 from operator_app.errors import ForbiddenError, ThrottledError, TransientError
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
+from operator_app.results import Outcome, Problem
 from operator_app.settings import Settings
 
 NAME: Final = "files"

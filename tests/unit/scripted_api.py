@@ -16,11 +16,12 @@ from typing import Any
 import httpx2
 
 from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Kind, Object
-from operator_app.apply import Applier, Outcome
+from operator_app.apply import Applier
 from operator_app.finalizer import Finalizer
 from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
 from operator_app.kube.deltas import Changed
 from operator_app.kube.store import Store
+from operator_app.results import Outcome
 from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
 from tests.unit.kube.scripted_client import cluster_over

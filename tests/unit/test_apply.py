@@ -8,18 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from operator_app.api.kinds import CONFIG_MAP, Key, Object
-from operator_app.apply import (
-    IMPOSSIBLE_VERSION,
-    Action,
-    Outcome,
-    Ownership,
-    OwnershipCheck,
-    Plan,
-    Result,
-    child_check,
-    plan,
-)
+from operator_app.apply import IMPOSSIBLE_VERSION, Action, Ownership, OwnershipCheck, Plan, Result, child_check, plan
 from operator_app.errors import ConflictError, TransientError
+from operator_app.results import Outcome
 from tests.unit.scripted_api import (
     CONFLICT,
     NOT_FOUND,

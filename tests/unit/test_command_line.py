@@ -34,7 +34,7 @@ spec:
 
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No settings of whoever runs the tests; logging as it was before."""
+    """No settings from the environment of the tests; logging is restored afterwards."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"{ENV_PREFIX}{name.upper()}", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -180,7 +180,7 @@ def kubeconfig(folder: Path, text: str | None = None) -> str:
 
 
 def test_a_missing_kubeconfig_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """It names the path that was looked at."""
+    """It names the path that was tried."""
     assert main(["--kubeconfig", str(tmp_path / "nowhere")]) == 2
     assert str(tmp_path / "nowhere") in complaint(capsys)
 
@@ -198,7 +198,7 @@ def test_a_bad_kubeconfig_is_one_sentence(capsys: pytest.CaptureFixture[str], tm
 def test_explain_refuses_a_name_that_cannot_be_in_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """What the user gave is at fault, so the exit code is 2."""
+    """The input is wrong, so the exit code is 2."""
     assert main(["explain", "Team A/checkout", "--kubeconfig", kubeconfig(tmp_path)]) == 2
     assert "'Team A'" in complaint(capsys)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Key, Object
-from operator_app.apply import Outcome
 from operator_app.errors import ConflictError
 from operator_app.finalizer import has_finalizer
+from operator_app.results import Outcome
 from tests.unit.scripted_api import CONFLICT, NOT_FOUND, ScriptedApi, held, ok, proxy_of_team, refused, rooms
 from tests.unit.ssa.field_sets import entry
 

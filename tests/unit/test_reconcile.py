@@ -24,7 +24,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.api.models import parse_spec
-from operator_app.apply import Outcome, Problem, Result
+from operator_app.apply import Result
 from operator_app.desired import children
 from operator_app.errors import ConflictError, TransientError
 from operator_app.kube.deltas import Changed
@@ -34,7 +34,7 @@ from operator_app.registration.backoff import Backoff, CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
-from operator_app.results import DONE
+from operator_app.results import DONE, Outcome, Problem
 from tests.unit.scripted_api import (
     CONFLICT,
     NOT_FOUND,

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
-from operator_app.apply import Outcome, Problem, Result
+from operator_app.apply import Result
 from operator_app.errors import ConflictError
+from operator_app.results import Outcome, Problem
 from operator_app.ssa.contention import Contention
 from operator_app.status import Observation, Rollout, is_verified, next_status, observed_current_generation, rollout_of
 from tests.unit.scripted_api import CONFLICT, SETTLE_S, ScriptedApi, ok, proxy_of_team, rooms, told, with_status

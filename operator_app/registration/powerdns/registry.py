@@ -38,7 +38,6 @@ from typing import Final
 import httpx
 import structlog
 
-from operator_app.apply import Outcome, Problem
 from operator_app.errors import ConfigurationError, ConflictError, InvalidError, TerminalError
 from operator_app.registration.powerdns.client import ApiKey, Content, Delete, Edit, PowerDnsApi, RecordSet, Replace
 from operator_app.registration.powerdns.dns import (
@@ -52,6 +51,7 @@ from operator_app.registration.powerdns.dns import (
     place_of,
 )
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
+from operator_app.results import Outcome, Problem
 from operator_app.settings import Settings
 
 log = structlog.get_logger(__name__)

@@ -1,4 +1,4 @@
-"""What the operator believes about the API server and about lightkube, held against a real API server.
+"""What the operator assumes about the API server and about lightkube, tested on a real API server.
 
 Each test states one claim that ``cluster.py``, ``apply.py``, ``status.py`` or ``watch.py`` rests on. When one fails
 after an upgrade, the code that quotes it has to change.
@@ -37,7 +37,7 @@ from operator_app.errors import (
 )
 from operator_app.kube.client import Cluster, Request
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
-from operator_app.kube.watch import Happening, WatchTimes, follow
+from operator_app.kube.watch import Restart, WatchTimes, follow
 from tests.e2e.controlplane import Cluster as ControlPlane
 from tests.e2e.kube import Kube
 
@@ -49,7 +49,7 @@ NO_SUCH_VERSION = "1"
 
 @pytest.fixture
 async def cluster(control_plane: ControlPlane) -> AsyncIterator[Cluster]:
-    """The doorway, as administrator."""
+    """The client, as administrator."""
     async with Cluster.connect(kubeconfig=control_plane.kubeconfig, user_agent="contract-test") as found:
         yield found
 
@@ -111,7 +111,7 @@ def status_of(obj: Object, generation: int, **metadata: object) -> Object:
 
 
 async def test_apply_tells_created_from_merged(cluster: Cluster, namespace: str) -> None:
-    """The first apply answers 201 and every later one 200, and the object is the operator's by its field manager."""
+    """The first apply answers 201 and every later one 200, and the operator is the object's field manager."""
     first = await cluster.apply(CONFIG_MAP, config_map(namespace), force=False)
     second = await cluster.apply(CONFIG_MAP, config_map(namespace, data={"key": "other"}), force=False)
     assert (first.created, second.created) == (True, False)
@@ -170,7 +170,7 @@ async def test_atomic_create_holds_for_every_child_kind(
 
 
 async def test_racing_atomic_creates_have_one_winner(cluster: Cluster, namespace: str) -> None:
-    """Of many conditional applies at once, one creates and all others get 409: nobody merges."""
+    """Of many conditional applies at once, one creates and all others get 409: none is merged."""
     outcomes: list[str] = []
 
     async def racer(number: int) -> None:
@@ -222,7 +222,7 @@ async def test_apply_with_a_uid_creates_nothing(cluster: Cluster, admin: Kube, n
 
 
 async def test_apply_with_another_uid_touches_nothing(cluster: Cluster, admin: Kube, namespace: str) -> None:
-    """metadata.uid of another life is refused with 422 on metadata.uid; with the right one the apply goes through."""
+    """metadata.uid of another incarnation is refused with 422 on metadata.uid; the right one is accepted."""
     live = admin.create(CONFIG_MAP, config_map(namespace))
     with pytest.raises(InvalidError) as invalid:
         await cluster.apply(CONFIG_MAP, config_map(namespace, data={"k": "2"}, uid=str(uuid.uuid4())), force=True)
@@ -235,7 +235,7 @@ async def test_apply_with_another_uid_touches_nothing(cluster: Cluster, admin: K
 async def test_the_empty_configuration_releases_what_we_own_and_nothing_else(
     cluster: Cluster, admin: Kube, namespace: str
 ) -> None:
-    """Applying only the name removes our fields and leaves the fields, and the entry, of others."""
+    """Applying only the name removes the operator's fields and leaves the fields, and the entry, of others."""
     admin.apply(CONFIG_MAP, config_map(namespace, data={"theirs": "x"}), field_manager="stranger")
     await cluster.apply(CONFIG_MAP, config_map(namespace, data={"ours": "y"}), force=False)
     empty: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "subject", "namespace": namespace}}
@@ -247,7 +247,7 @@ async def test_the_empty_configuration_releases_what_we_own_and_nothing_else(
 async def test_a_foreign_update_takes_over_the_fields_that_it_changes(
     cluster: Cluster, admin: Kube, namespace: str
 ) -> None:
-    """A changed field moves from our managedFields entry to the other's, and only that field."""
+    """A changed field moves from the operator's managedFields entry to the other's, and only that field."""
     await cluster.apply(CONFIG_MAP, config_map(namespace, data={"a": "1", "b": "1"}), force=False)
     drifted = admin.patch(CONFIG_MAP, Key(namespace, "subject"), {"data": {"a": "2"}}, field_manager="stranger")
     owned = {entry["manager"]: entry["fieldsV1"]["f:data"] for entry in drifted["metadata"]["managedFields"]}
@@ -279,7 +279,7 @@ async def test_an_immutable_field_is_named(cluster: Cluster, namespace: str) -> 
 
 
 async def test_apply_into_a_missing_namespace_creates_nothing(cluster: Cluster) -> None:
-    """A namespace that does not exist is NotFoundError, told apart from a missing object."""
+    """A namespace that does not exist is NotFoundError, with another reason than a missing object."""
     with pytest.raises(NotFoundError) as absent:
         await cluster.apply(CONFIG_MAP, config_map("no-such-namespace"), force=True)
     assert absent.value.reason == "NamespaceNotFound"
@@ -319,7 +319,7 @@ async def test_a_status_apply_is_protected_by_the_version(cluster: Cluster, admi
 
 
 async def test_a_status_apply_is_not_protected_by_the_uid(cluster: Cluster, admin: Kube, namespace: str) -> None:
-    """A custom resource's status apply does not look at metadata.uid; the main resource's does."""
+    """A custom resource's status apply does not check metadata.uid; the main resource's does."""
     subject = envoy_proxy(namespace)
     live = (await cluster.apply(ENVOY_PROXY, subject, force=False)).object
     other = str(uuid.uuid4())
@@ -428,7 +428,7 @@ async def test_create_replace_and_merge_patch(cluster: Cluster, namespace: str) 
 
 
 async def test_delete_is_held_by_its_preconditions(cluster: Cluster, admin: Kube, namespace: str) -> None:
-    """A wrong UID or a stale resourceVersion is a 409 and nothing goes; a delete of nothing says so."""
+    """A wrong UID or a stale resourceVersion is a 409 and deletes nothing; deleting an absent object returns False."""
     key = Key(namespace, "subject")
     live = admin.create(CONFIG_MAP, config_map(namespace))
     uid, version = live["metadata"]["uid"], live["metadata"]["resourceVersion"]
@@ -452,7 +452,7 @@ async def test_cluster_scoped_kinds(cluster: Cluster, namespace: str) -> None:
 
 
 async def test_requests_are_observed(control_plane: ControlPlane, namespace: str) -> None:
-    """Each request is told with its meaning, its status and its duration in seconds."""
+    """Each request is observed with verb and kind, its status and its duration in seconds."""
     seen: list[tuple[Request, int | None, float]] = []
     async with Cluster.connect(
         kubeconfig=control_plane.kubeconfig, user_agent="contract-test", observe=lambda *told: seen.append(told)
@@ -526,20 +526,20 @@ async def test_a_watch_from_an_ancient_version_is_gone(cluster: Cluster, namespa
 async def test_a_version_of_the_future_is_gone_for_a_list_and_silent_for_a_watch(
     cluster: Cluster, admin: Kube, namespace: str
 ) -> None:
-    """As after a restored etcd: a list from the future is refused at once, a watch hears nothing at all, not even
+    """As after a restored etcd: a list from the future is refused at once, a watch gets nothing at all, not even
     a bookmark before its end, while a watch from the present does.
     """  # noqa: D205
     (page,) = [page async for page in cluster.list(PROXY_REGISTRATION, namespace=namespace)]
     future = str(int(page.resource_version) + 1_000_000)
-    heard: dict[str, int] = {}
+    received: dict[str, int] = {}
     for version in (page.resource_version, future):
         async with cluster.watch(
             PROXY_REGISTRATION, resource_version=version, namespace=namespace, timeout_s=3, idle_timeout_s=10
         ) as stream:
             admin.create(CONFIG_MAP, config_map(namespace, f"subject-{version}"))
-            heard[version] = len([event async for event in stream])
-    assert heard[page.resource_version] >= 1
-    assert heard[future] == 0
+            received[version] = len([event async for event in stream])
+    assert received[page.resource_version] >= 1
+    assert received[future] == 0
     with pytest.raises(GoneError):
         _ = [page async for page in cluster.list(CONFIG_MAP, resource_version=future)]
 
@@ -564,7 +564,7 @@ async def test_a_cancelled_watch_closes_its_connection(cluster: Cluster, namespa
 
 
 class Mirror:
-    """Names and data of ConfigMaps, as the deltas tell them."""
+    """Names and data of ConfigMaps, as the deltas deliver them."""
 
     def __init__(self) -> None:
         self.known: dict[str, str] = {}
@@ -589,9 +589,9 @@ class Mirror:
 
 
 async def test_nothing_is_lost_between_streams(cluster: Cluster, admin: Kube, namespace: str) -> None:
-    """Following over many short streams, while objects come, change and go, ends at what the server holds."""
+    """Following over many short streams, while objects come, change and go, ends with the server's state."""
     mirror = Mirror()
-    happenings: list[Happening] = []
+    restarts: list[Restart] = []
 
     def churn() -> dict[str, str]:
         for number in range(40):
@@ -610,10 +610,10 @@ async def test_nothing_is_lost_between_streams(cluster: Cluster, admin: Kube, na
                 cluster,
                 CONFIG_MAP,
                 sink=mirror.take,
-                settings=WatchTimes(timeout_s=1, healthy_after_s=0.5),
+                times=WatchTimes(timeout_s=1, healthy_after_s=0.5),
                 rand=lambda: 0.0,
-                on_trouble=lambda _, error: pytest.fail(str(error)),
-                on_event=happenings.append,
+                on_error=lambda _, error: pytest.fail(str(error)),
+                on_restart=restarts.append,
                 namespace=namespace,
                 labels="mine=yes",
             )
@@ -624,8 +624,8 @@ async def test_nothing_is_lost_between_streams(cluster: Cluster, admin: Kube, na
             await mirror.becomes(expected)
         tasks.cancel_scope.cancel()
     assert len(expected) == 26
-    assert happenings.count("reconnect") >= 3
-    assert "relist" not in happenings
+    assert restarts.count("reconnect") >= 3
+    assert "relist" not in restarts
 
 
 # --- identity ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""An operator for chosen namespaces: rights granted one by one, and one lost namespace stops no other."""
+"""An operator for chosen namespaces: permissions granted one by one, and a deleted namespace affects no other."""
 
 import uuid
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def scoped(
 def test_each_namespace_is_served_for_itself(
     admin: Kube, scoped: OperatorProcess, namespaces: tuple[str, str, str]
 ) -> None:
-    """What may be served converges, what is forbidden is told and waits, and a namespace that goes takes none along."""
+    """Served namespaces converge, a forbidden one is logged and retried, and a deleted one affects no other."""
     allowed, leaving, forbidden = namespaces
     scoped.start(f"--namespaces={','.join(namespaces)}", wait=False)
     for name in namespaces:
@@ -86,7 +86,7 @@ def test_each_namespace_is_served_for_itself(
 
 
 def test_an_unknown_namespace_is_refused_at_start(operator_kubeconfig: Path, tmp_path: Path) -> None:
-    """A namespace that does not exist is a typing error, and said in one sentence."""
+    """A namespace that does not exist is an error at the start, reported in one sentence."""
     operator = OperatorProcess(operator_kubeconfig, tmp_path / "operator.log")
     operator.start("--namespaces=no-such-team", wait=False)
     assert operator.wait_dead() == 2

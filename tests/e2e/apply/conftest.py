@@ -24,4 +24,4 @@ def one_operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFac
     avoidable = process.metric("operator_app_writes_total", outcome="unchanged")
     process.stop()
     assert avoidable == 0, process.log_text()
-    assert not any(line.get("event") in {"round_crashed", "noncanonical"} for line in process.log())
+    assert not any(line.get("event") in {"reconcile_crashed", "noncanonical"} for line in process.log())

@@ -19,8 +19,8 @@ from operator_app.api.kinds import (
     Kind,
     Object,
 )
-from operator_app.apply import Outcome
 from operator_app.desired import child_key
+from operator_app.results import Outcome
 from operator_app.ssa.fields import fields_of
 from tests.e2e.components import components
 from tests.e2e.controlplane import AuditLog

@@ -21,9 +21,10 @@ from operator_app.api.kinds import (
     Kind,
     Object,
 )
-from operator_app.apply import Outcome, child_check
+from operator_app.apply import child_check
 from operator_app.desired import child_key
 from operator_app.errors import ConflictError
+from operator_app.results import Outcome
 from operator_app.ssa.fields import fields_of
 from operator_app.status import Observation, next_status
 from tests.e2e.components import Components, components

@@ -1,4 +1,4 @@
-"""The full sweep finds what a watch has missed, is not fooled by what is only late, and costs one list of each kind."""
+"""The resync finds what a watch has missed, does not count what is only late, and costs one list of each kind."""
 
 import threading
 import time
@@ -40,7 +40,7 @@ def start_blind(operator: OperatorProcess, folder: Path, namespace: str, *kinds:
 
 
 def missed(operator: OperatorProcess) -> dict[str, float]:
-    """What the sweeps have counted, by kind; without the kinds of which nothing was missed."""
+    """The missed changes that the resyncs have counted, by kind; without the kinds that missed none."""
     counts = {kind.kind: operator.metric("operator_app_sweep_missed_total", kind=kind.kind) for kind in SWEPT}
     return {kind: count for kind, count in counts.items() if count}
 
@@ -51,7 +51,7 @@ def asked(audit: AuditLog, since: Mark) -> list[AuditEntry]:
 
 
 def converged(admin: Kube, namespace: str, *names: str) -> list[Key]:
-    """Proxies at rest."""
+    """Proxies that are reconciled, with nothing left to do."""
     for name in names:
         admin.create(ENVOY_PROXY, a_proxy(namespace, name))
     keys = [Key(namespace, name) for name in names]
@@ -64,7 +64,7 @@ def converged(admin: Kube, namespace: str, *names: str) -> list[Key]:
 def test_what_the_watch_missed_is_found_counted_and_repaired(
     admin: Kube, audit: AuditLog, namespace: str, operator: OperatorProcess, tmp_path: Path
 ) -> None:
-    """A hidden edit, a hidden drift and a hidden deletion each cost one read, are counted once, and heal."""
+    """An edit, a drift and a deletion that the watch hides each cost one read, are counted once and repaired."""
     operator.start()
     edited, drifted, bereft, healthy = converged(admin, namespace, "edited", "drifted", "bereft", "healthy")
     operator.stop()
@@ -75,11 +75,11 @@ def test_what_the_watch_missed_is_found_counted_and_repaired(
     admin.patch(SERVICE, child_key(drifted), {"spec": {"selector": {"app": "other"}}})
     admin.delete(CONFIG_MAP, child_key(bereft))
     wait_until(lambda: len((tmp_path / "told").read_text().splitlines()) == 3, what="three hidden events")
-    assert drift_of(admin, drifted), "nobody but the sweep can know"
+    assert drift_of(admin, drifted), "only the resync can find it"
     assert admin.find(CONFIG_MAP, child_key(bereft)) is None
     assert admin.get(DEPLOYMENT, child_key(edited))["spec"]["replicas"] == 1
 
-    wait_until(lambda: sum(missed(operator).values()) >= 3, INTERVAL_S + 2 * GRACE_S * len(SWEPT), "the sweeps")
+    wait_until(lambda: sum(missed(operator).values()) >= 3, INTERVAL_S + 2 * GRACE_S * len(SWEPT), "the resyncs")
     wait_until(lambda: admin.find(CONFIG_MAP, child_key(bereft)) and not drift_of(admin, drifted), what="the repairs")
     admin.wait_until(DEPLOYMENT, child_key(edited), lambda live: live["spec"]["replicas"] == 2)
     wait_reconciled(admin, edited)
@@ -93,7 +93,7 @@ def test_what_the_watch_missed_is_found_counted_and_repaired(
     assert ours == {}, "no read of what is healthy"
     assert reads["envoyproxies", edited.name] == 1
     assert reads["services", child_key(drifted).name] == 1
-    assert reads["configmaps", child_key(bereft).name] == 2, "one of the sweep, one before the create"
+    assert reads["configmaps", child_key(bereft).name] == 2, "one of the resync, one before the create"
 
 
 def _names(admin: Kube, key: Key) -> tuple[Key, ...]:
@@ -103,7 +103,7 @@ def _names(admin: Kube, key: Key) -> tuple[Key, ...]:
 def test_a_sweep_of_healthy_objects_is_one_list_of_each_kind(
     admin: Kube, audit: AuditLog, namespace: str, operator: OperatorProcess
 ) -> None:
-    """Where nothing is wrong, sweeps list each kind once, read no object, write nothing and find nothing."""
+    """Where nothing is wrong, resyncs list each kind once, read no object, write nothing and find nothing."""
     operator.start("--sweep-interval-s=1")
     converged(admin, namespace, *(f"web-{number}" for number in range(5)))
     rounds = operator.metric("operator_app_rounds_total")
@@ -122,7 +122,7 @@ def test_a_sweep_of_healthy_objects_is_one_list_of_each_kind(
 
 
 def test_a_busy_cluster_gives_no_false_alarm(admin: Kube, namespace: str, operator: OperatorProcess) -> None:
-    """What is only on its way while a sweep looks is not counted as missed, however much is going on."""
+    """A change that is in delivery during a resync is not counted as missed, however many changes there are."""
     operator.start("--sweep-interval-s=0.5")
     over = threading.Event()
 

@@ -162,7 +162,7 @@ class Campaign:
 
     def _note_crashes(self) -> None:
         if self._starts:
-            crashes = [line for line in self._operator.log() if line.get("event") == "round_crashed"]
+            crashes = [line for line in self._operator.log() if line.get("event") == "reconcile_crashed"]
             self.complaints += [f"operator {self._starts}: {line.get('exception')}" for line in crashes]
 
     def notices(self) -> list[Mapping[str, Any]]:

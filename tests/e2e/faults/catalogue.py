@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from operator_app.api.kinds import LEASE
-from operator_app.app import INDEXES
+from operator_app.controller.scopes import INDEXES
 from tests.e2e.faults.campaign import Run
 from tests.e2e.faults.plan import BREAKING, KILLS, FaultKind, Point, applicable
 from tests.e2e.faults.scenarios import SCENARIOS

@@ -14,7 +14,6 @@ import anyio
 import pytest
 
 from operator_app.api.kinds import Key
-from operator_app.apply import Outcome
 from operator_app.errors import (
     ForbiddenError,
     InvalidError,
@@ -27,6 +26,7 @@ from operator_app.errors import (
 from operator_app.registration.powerdns.dns import Ownership
 from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
 from operator_app.registration.registry import Comparison, Record, Registration
+from operator_app.results import Outcome
 from operator_app.settings import Settings
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
 from tests.e2e.powerdns.fixture import proxy as proxy  # noqa: PLC0414

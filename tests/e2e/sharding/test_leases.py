@@ -29,7 +29,7 @@ def replicas(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[list[Operato
         if each.is_running:
             assert each.metric("operator_app_writes_total", outcome="unchanged") == 0, each.log_text()
         each.stop()
-        assert not any(line.get("event") == "round_crashed" for line in each.log()), each.log_text()
+        assert not any(line.get("event") == "reconcile_crashed" for line in each.log()), each.log_text()
 
 
 def events(process: OperatorProcess) -> list[str]:

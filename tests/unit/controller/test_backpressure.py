@@ -1,4 +1,4 @@
-"""Backpressure: who slows down, by how much, and for how long."""
+"""Backpressure: what is delayed, by how much, and for how long."""
 
 import pytest
 from hypothesis import given
@@ -9,14 +9,14 @@ from operator_app.controller.workqueue import Priority
 
 
 def test_without_refusals_nobody_waits() -> None:
-    """A calm API server costs no delay and all workers run."""
+    """Without 429s there is no delay and all workers run."""
     calm = Backpressure()
     assert [calm.delay_s(each, now_mono=5.0) for each in Priority] == [0.0, 0.0, 0.0]
     assert calm.share(now_mono=5.0) == 1.0
 
 
-def test_one_refusal_slows_sweeps_alone() -> None:
-    """Sweeps make room first."""
+def test_one_refusal_slows_resyncs_alone() -> None:
+    """Resyncs are delayed first."""
     backpressure = Backpressure()
     backpressure.refused(now_mono=100.0)
     assert backpressure.delay_s(Priority.RESYNC, now_mono=100.0) == pytest.approx(12.0)
@@ -24,8 +24,8 @@ def test_one_refusal_slows_sweeps_alone() -> None:
     assert backpressure.delay_s(Priority.USER, now_mono=100.0) == 0.0
 
 
-def test_full_pressure_slows_users_least() -> None:
-    """At the highest level everybody waits, in the order of what people wait for, and some workers still run."""
+def test_full_backpressure_slows_users_least() -> None:
+    """At level 1 users' edits wait least and resyncs longest, and some workers still run."""
     backpressure = Backpressure()
     for _ in range(50):
         backpressure.refused(now_mono=1.0)
@@ -34,8 +34,8 @@ def test_full_pressure_slows_users_least() -> None:
     assert backpressure.share(now_mono=1.0) == pytest.approx(LEAST_SHARE)
 
 
-def test_pressure_fades_and_ends() -> None:
-    """It halves in every half-life and is exactly nothing in the end."""
+def test_backpressure_fades_and_ends() -> None:
+    """It halves in every half-life and is exactly 0 in the end."""
     backpressure = Backpressure()
     backpressure.refused(now_mono=0.0)
     assert backpressure.level(now_mono=HALF_LIFE_S) == pytest.approx(0.1)
@@ -44,19 +44,19 @@ def test_pressure_fades_and_ends() -> None:
 
 @given(st.lists(st.floats(0, 100), max_size=30))
 def test_priorities_never_swap(gaps: list[float]) -> None:
-    """Whatever the refusals, a sweep waits at least as long as a repair, and a repair as long as a user's edit."""
+    """Whatever the refusals, a resync waits at least as long as a repair, and a repair as long as a user's edit."""
     backpressure, now = Backpressure(), 0.0
     for gap in gaps:
         now += gap
         backpressure.refused(now_mono=now)
-        user, repair, sweep = (backpressure.delay_s(each, now_mono=now) for each in Priority)
-        assert 0.0 <= user <= repair <= sweep
+        user, repair, resync = (backpressure.delay_s(each, now_mono=now) for each in Priority)
+        assert 0.0 <= user <= repair <= resync
         assert LEAST_SHARE <= backpressure.share(now_mono=now) <= 1.0
 
 
 @given(st.integers(1, 50))
-def test_nobody_waits_longer_than_the_pressure_lasts(refusals: int) -> None:
-    """Whoever was put off begins before, or as soon as, the API server has long been calm again."""
+def test_nothing_waits_longer_than_the_backpressure_lasts(refusals: int) -> None:
+    """A delayed key runs before the level has faded to 0."""
     backpressure = Backpressure()
     for _ in range(refusals):
         backpressure.refused(now_mono=0.0)

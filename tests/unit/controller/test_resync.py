@@ -1,4 +1,4 @@
-"""Holding the store against complete lists, over a scripted server: what counts as missed, and what it costs."""
+"""Comparing the store with complete lists, over a scripted server: what counts as missed, and what it costs."""
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from operator_app.api.kinds import CONFIG_MAP, Key, Object, key_of
-from operator_app.controller.resync import Missed, sweep
+from operator_app.controller.resync import MissedChange, resync
 from operator_app.errors import TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted
@@ -64,7 +64,7 @@ class Server(httpx2.AsyncBaseTransport):
 
 
 def knowing(*objects: Object) -> Store:
-    """A store in which a watch has left these."""
+    """A store to which a watch has delivered these."""
     store = Store({CONFIG_MAP: lambda _: None})
     for each in objects:
         store.apply_delta(Changed(CONFIG_MAP, each))
@@ -78,57 +78,57 @@ async def cluster_of(server: Server, folder: Path) -> AsyncGenerator[Cluster]:
         yield cluster
 
 
-async def swept(
+async def resynced(
     folder: Path,
     server: Server,
     store: Store,
     meanwhile: Callable[[], object] = lambda: None,
     *,
     namespace: str | None = None,
-) -> tuple[Missed, ...]:
-    """One sweep; ``meanwhile`` happens in its time of grace."""
+) -> tuple[MissedChange, ...]:
+    """One resync; ``meanwhile`` happens in its grace time."""
 
     async def sleep(_seconds: float) -> None:
         meanwhile()
 
     wait: Callable[[float], Awaitable[None]] = sleep
     async with cluster_of(server, folder) as cluster:
-        return await sweep(cluster, store, CONFIG_MAP, namespace=namespace, labels=None, sleep=wait)
+        return await resync(cluster, store, CONFIG_MAP, namespace=namespace, labels=None, sleep=wait)
 
 
 async def test_where_all_agree_nothing_is_read(tmp_path: Path) -> None:
     """Objects that the store has as new as the list, or newer, cost the list and no read, and there is no waiting."""
     server = Server(config_map(A, 5), config_map(B, 6))
     store = knowing(config_map(A, 5), config_map(B, 7))
-    assert await swept(tmp_path, server, store, meanwhile=lambda: pytest.fail("no need to wait")) == ()
+    assert await resynced(tmp_path, server, store, meanwhile=lambda: pytest.fail("no need to wait")) == ()
     assert len(server.asked) == 1
 
 
-async def test_a_hidden_change_is_learned_by_one_read(tmp_path: Path) -> None:
-    """A newer version, or an object that the store never heard of, is read once, learned, and told."""
+async def test_a_missed_change_is_found_by_one_read(tmp_path: Path) -> None:
+    """A newer version, or an object that is not in the store, is read once, stored and reported."""
     server = Server(config_map(A, 9), config_map(B, 6), config_map(C, 7))
     store = knowing(config_map(A, 5), config_map(B, 6))
-    missed = await swept(tmp_path, server, store)
+    missed = await resynced(tmp_path, server, store)
     assert missed == (
-        Missed(CONFIG_MAP, config_map(A, 9), is_gone=False),
-        Missed(CONFIG_MAP, config_map(C, 7), is_gone=False),
+        MissedChange(CONFIG_MAP, config_map(A, 9), is_deleted=False),
+        MissedChange(CONFIG_MAP, config_map(C, 7), is_deleted=False),
     )
     assert (store.get(CONFIG_MAP, A), store.get(CONFIG_MAP, C)) == (config_map(A, 9), config_map(C, 7))
     assert server.reads == ["a", "c"]
-    assert await swept(tmp_path, server, store) == (), "and told once"
+    assert await resynced(tmp_path, server, store) == (), "and reported once"
 
 
-async def test_a_hidden_deletion_is_learned_by_one_read(tmp_path: Path) -> None:
-    """What the list does not name and a read does not find is dropped, and told as it last was."""
+async def test_a_missed_deletion_is_found_by_one_read(tmp_path: Path) -> None:
+    """What is neither in the list nor found by a read is removed, and reported in its last known state."""
     server = Server(config_map(B, 6))
     store = knowing(config_map(A, 5), config_map(B, 6))
-    assert await swept(tmp_path, server, store) == (Missed(CONFIG_MAP, config_map(A, 5), is_gone=True),)
+    assert await resynced(tmp_path, server, store) == (MissedChange(CONFIG_MAP, config_map(A, 5), is_deleted=True),)
     assert store.get(CONFIG_MAP, A) is None
     assert server.reads == ["a"]
 
 
-async def test_what_the_watch_delivers_in_the_time_of_grace_was_not_missed(tmp_path: Path) -> None:
-    """Late is not lost: a change, a creation and a deletion that still arrive are not read and not told."""
+async def test_what_the_watch_delivers_in_the_grace_time_was_not_missed(tmp_path: Path) -> None:
+    """Late is not lost: a change, a creation and a deletion that still arrive are not read and not reported."""
     server = Server(config_map(A, 9), config_map(C, 7))
     store = knowing(config_map(A, 5), config_map(B, 6))
 
@@ -137,54 +137,54 @@ async def test_what_the_watch_delivers_in_the_time_of_grace_was_not_missed(tmp_p
         store.apply_delta(Changed(CONFIG_MAP, config_map(C, 7)))
         store.apply_delta(Deleted(CONFIG_MAP, config_map(B, 8)))
 
-    assert await swept(tmp_path, server, store, deliver) == ()
+    assert await resynced(tmp_path, server, store, deliver) == ()
     assert server.reads == []
 
 
-async def test_what_is_newer_than_the_list_is_not_suspected(tmp_path: Path) -> None:
-    """An object that was created after the list was taken is missing from it for a good reason."""
-    assert await swept(tmp_path, Server(), knowing(config_map(A, UP_TO + 1))) == ()
+async def test_what_is_newer_than_the_list_is_not_read(tmp_path: Path) -> None:
+    """An object that was created after the list is rightly missing from it."""
+    assert await resynced(tmp_path, Server(), knowing(config_map(A, UP_TO + 1))) == ()
 
 
-async def test_an_object_that_comes_back_in_the_time_of_grace_is_learned_as_it_is(tmp_path: Path) -> None:
-    """The read decides, not the list: what is gone from the list and alive again is a change."""
+async def test_an_object_that_is_recreated_in_the_grace_time_is_a_change(tmp_path: Path) -> None:
+    """The read decides, not the list: what is missing from the list and exists again is a change."""
     server = Server()
     store = knowing(config_map(A, 5))
-    missed = await swept(tmp_path, server, store, lambda: server.living.update({A: config_map(A, UP_TO + 5)}))
-    assert missed == (Missed(CONFIG_MAP, config_map(A, UP_TO + 5), is_gone=False),)
+    missed = await resynced(tmp_path, server, store, lambda: server.living.update({A: config_map(A, UP_TO + 5)}))
+    assert missed == (MissedChange(CONFIG_MAP, config_map(A, UP_TO + 5), is_deleted=False),)
 
 
-async def test_an_object_that_comes_back_during_the_read_stays(tmp_path: Path) -> None:
+async def test_an_object_that_is_recreated_during_the_read_stays(tmp_path: Path) -> None:
     """A read that found nothing says nothing about what the watch has delivered since."""
     server = Server()
     store = knowing(config_map(A, 5))
     server.while_reading = lambda: store.apply_delta(Changed(CONFIG_MAP, config_map(A, UP_TO + 5)))
-    assert await swept(tmp_path, server, store) == ()
+    assert await resynced(tmp_path, server, store) == ()
     assert store.get(CONFIG_MAP, A) == config_map(A, UP_TO + 5)
 
 
-async def test_other_namespaces_are_not_suspected(tmp_path: Path) -> None:
+async def test_other_namespaces_are_not_read(tmp_path: Path) -> None:
     """The list of one namespace says nothing about another: nothing of that is read, which may be forbidden."""
     server = Server(config_map(A, 5))
     store = knowing(config_map(A, 5), config_map(Key("team-b", "x"), 6))
-    assert await swept(tmp_path, server, store, namespace="team-a") == ()
+    assert await resynced(tmp_path, server, store, namespace="team-a") == ()
     assert server.reads == []
 
 
-async def test_an_object_that_has_left_the_selector_is_not_told(tmp_path: Path) -> None:
+async def test_an_object_that_no_longer_matches_the_selector_is_not_reported(tmp_path: Path) -> None:
     """Not in the list, but unchanged when read: it is as the store knows it, and nothing was missed."""
     server = Server()
     server.living[A] = config_map(A, 5)
     store = knowing(config_map(A, 5))
-    assert await swept(tmp_path, server, store) == ()
+    assert await resynced(tmp_path, server, store) == ()
     assert store.get(CONFIG_MAP, A) == config_map(A, 5)
 
 
 async def test_a_failed_list_changes_nothing(tmp_path: Path) -> None:
-    """A sweep that can't see the whole draws no conclusions."""
+    """A resync whose list fails changes nothing in the store."""
     server = Server()
     server.is_down = True
     store = knowing(config_map(A, 5))
     with pytest.raises(TransientError):
-        await swept(tmp_path, server, store)
+        await resynced(tmp_path, server, store)
     assert store.get(CONFIG_MAP, A) == config_map(A, 5)

@@ -1,4 +1,4 @@
-"""The full sweep of the application: whom it makes room for, and what it leaves behind."""
+"""The periodic resync: how it slows down for the API server, and which keys it enqueues."""
 
 import json
 import time
@@ -15,7 +15,8 @@ from operator_app.app import Operator
 from operator_app.controller.backpressure import Backpressure
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed
-from operator_app.observability.metrics import Health, Metrics
+from operator_app.observability.http import Health
+from operator_app.observability.metrics import Metrics
 from operator_app.registration.registrar import Registries
 from operator_app.settings import Settings
 from tests.unit.kube.scripted_client import cluster_over
@@ -44,7 +45,7 @@ class Server(httpx2.AsyncBaseTransport):
 
 
 class World:
-    """An operator that knows one proxy, and the pauses that its sweep makes."""
+    """An operator that knows one proxy, and the pauses that its resync makes."""
 
     def __init__(self, cluster: Cluster, server: Server) -> None:
         self.server = server
@@ -53,14 +54,14 @@ class World:
         self.operator = Operator(
             settings, cluster, Metrics(), Health(), self.backpressure, Registries({}), replica="replica"
         )
-        # Newer than every list, so that no sweep misses it there.
+        # Newer than every list, so that no resync misses it there.
         metadata = {"namespace": PROXY.namespace, "name": PROXY.name, "uid": "u", "resourceVersion": str(UP_TO + 1)}
         proxy = {"apiVersion": ENVOY_PROXY.api_version, "kind": "EnvoyProxy", "metadata": metadata | {"generation": 1}}
         self.operator._store.apply_delta(Changed(ENVOY_PROXY, proxy))
-        self.operator._begun.add(None)
+        self.operator._scopes._synced.add(None)
 
-    async def swept(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-        """One sweep of everything; returns the pause before each list."""
+    async def resynced(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """One resync of every kind; returns the pause before each list."""
         pauses: list[float] = []
         has_begun = False
 
@@ -75,7 +76,7 @@ class World:
 
         with anyio.CancelScope() as over, monkeypatch.context() as patched:
             patched.setattr(anyio, "sleep", sleep)
-            await self.operator._sweep()
+            await self.operator._resync_loop.run()
         return pauses
 
 
@@ -91,30 +92,30 @@ async def world(tmp_path: Path) -> AsyncGenerator[World]:
             await world.operator._events.run()  # closes what it waits at
 
 
-async def test_a_sweep_leaves_a_refusing_server_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next list waits for as long as the last answer asked for, and no other does."""
+async def test_a_resync_waits_for_retry_after(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next list waits for the ``Retry-After`` of the last response, and no other list does."""
     world.server.refusals = 1
-    first, second, *others = await world.swept(monkeypatch)
+    first, second, *others = await world.resynced(monkeypatch)
     assert (first, second) == (0, 7)
     assert set(others) == {0}
 
 
-async def test_a_sweep_makes_room_under_pressure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each list is put off like any round that nobody waits for."""
+async def test_a_resync_slows_down_under_backpressure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each list is delayed like a reconcile of the lowest priority."""
     for _ in range(10):
         world.backpressure.refused(now_mono=time.monotonic())
-    pauses = await world.swept(monkeypatch)
-    assert len(pauses) == len(world.operator._watched)
+    pauses = await world.resynced(monkeypatch)
+    assert len(pauses) == len(world.operator._scopes.kinds)
     assert min(pauses) > 10
 
 
-async def test_a_standby_keeps_no_keys_of_a_sweep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not this replica's to run is not remembered, and what was is forgotten with the shard."""
-    await world.swept(monkeypatch)
-    assert not world.operator._to_look_outside
+async def test_a_standby_keeps_no_keys_of_a_resync(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of another replica's shard is not kept as pending, and a pending key is dropped with its shard."""
+    await world.resynced(monkeypatch)
+    assert not world.operator._resync_loop._pending
     with monkeypatch.context() as holding:
         holding.setattr(world.operator._elector, "token", lambda _namespace: object())
-        await world.swept(monkeypatch)
-    assert world.operator._to_look_outside == {PROXY}
-    assert await world.operator._work(PROXY, 0) is None
-    assert not world.operator._to_look_outside
+        await world.resynced(monkeypatch)
+    assert world.operator._resync_loop._pending == {PROXY}
+    assert await world.operator._reconcile(PROXY, 0) is None
+    assert not world.operator._resync_loop._pending

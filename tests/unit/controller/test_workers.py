@@ -8,7 +8,7 @@ import pytest
 from operator_app.api.kinds import Key
 from operator_app.controller import workers
 from operator_app.controller.backpressure import Backpressure
-from operator_app.controller.workers import Work, WorkerPool
+from operator_app.controller.workers import Reconcile, WorkerPool
 from operator_app.controller.workqueue import Limits, Priority
 from operator_app.errors import OperatorError, ThrottledError, TransientError
 from operator_app.observability.metrics import Metrics
@@ -18,18 +18,18 @@ pytestmark = pytest.mark.anyio
 
 
 def pool(
-    work: Work, *, workers: int = 4, backoff_s: float = 0.001, backpressure: Backpressure | None = None
+    reconcile: Reconcile, *, workers: int = 4, backoff_s: float = 0.001, backpressure: Backpressure | None = None
 ) -> WorkerPool:
-    """A pool in front of ``work``, with quick retries."""
+    """A pool that runs ``reconcile``, with quick retries."""
     limits = Limits(in_flight_per_lane=workers, backoff_base_s=backoff_s, backoff_cap_s=backoff_s)
-    return WorkerPool(work, limits, backpressure or Backpressure(), Metrics(), workers=workers, rand=lambda: 1.0)
+    return WorkerPool(reconcile, limits, backpressure or Backpressure(), Metrics(), workers=workers, rand=lambda: 1.0)
 
 
-async def test_a_round_that_crashes_is_tried_again_and_costs_nobody_else_anything() -> None:
-    """One key's bug is that key's failure; the other key is worked in the meantime."""
+async def test_a_reconcile_that_crashes_is_retried_and_affects_no_other_key() -> None:
+    """An exception is a failure of its key; the other key is reconciled in the meantime."""
     seen: list[tuple[Key, int]] = []
 
-    async def work(key: Key, failures: int) -> ReconcileResult:
+    async def reconcile(key: Key, failures: int) -> ReconcileResult:
         await anyio.lowlevel.checkpoint()
         seen.append((key, failures))
         if key.name == "broken" and failures < 2:
@@ -38,7 +38,7 @@ async def test_a_round_that_crashes_is_tried_again_and_costs_nobody_else_anythin
             under_test.stop()
         return DONE
 
-    under_test = pool(work)
+    under_test = pool(reconcile)
     under_test.enqueue(Key("a", "broken"), "a", Priority.USER)
     under_test.enqueue(Key("b", "sound"), "b", Priority.USER)
     with anyio.fail_after(5):
@@ -47,11 +47,11 @@ async def test_a_round_that_crashes_is_tried_again_and_costs_nobody_else_anythin
     assert len(under_test) == 0
 
 
-async def test_no_more_rounds_than_workers() -> None:
+async def test_no_more_reconciles_than_workers() -> None:
     """Keys wait in the queue until a worker is free."""
     running = most = done = 0
 
-    async def work(_key: Key, _failures: int) -> ReconcileResult:
+    async def reconcile(_key: Key, _failures: int) -> ReconcileResult:
         nonlocal running, most, done
         running += 1
         most = max(most, running)
@@ -63,7 +63,7 @@ async def test_no_more_rounds_than_workers() -> None:
             under_test.stop()
         return DONE
 
-    under_test = pool(work, workers=3)
+    under_test = pool(reconcile, workers=3)
     for number in range(9):
         under_test.enqueue(Key(f"ns-{number}", "web"), f"ns-{number}", Priority.USER)
     with anyio.fail_after(5):
@@ -71,17 +71,17 @@ async def test_no_more_rounds_than_workers() -> None:
     assert (most, done) == (3, 9)
 
 
-async def test_stopping_lets_a_round_finish_and_begins_no_other() -> None:
-    """The round in progress ends by itself; what waits in the queue stays there."""
+async def test_stopping_lets_a_reconcile_finish_and_begins_no_other() -> None:
+    """The reconcile in progress ends by itself; keys in the queue stay there."""
     finished: list[Key] = []
 
-    async def work(key: Key, _failures: int) -> ReconcileResult:
+    async def reconcile(key: Key, _failures: int) -> ReconcileResult:
         under_test.stop()
         await anyio.lowlevel.checkpoint()
         finished.append(key)
         return DONE
 
-    under_test = pool(work, workers=1)
+    under_test = pool(reconcile, workers=1)
     under_test.enqueue(Key("a", "first"), "a", Priority.USER)
     under_test.enqueue(Key("b", "second"), "b", Priority.USER)
     with anyio.fail_after(5):
@@ -90,41 +90,41 @@ async def test_stopping_lets_a_round_finish_and_begins_no_other() -> None:
     assert len(under_test) == 1
 
 
-async def test_a_round_that_never_ends_is_cut_off_after_the_grace_time() -> None:
-    """Shutdown is bounded, whatever a round waits for."""
+async def test_a_reconcile_that_never_ends_is_cancelled_after_the_grace_time() -> None:
+    """Shutdown is bounded, whatever a reconcile waits for."""
 
-    async def work(_key: Key, _failures: int) -> ReconcileResult:
+    async def reconcile(_key: Key, _failures: int) -> ReconcileResult:
         under_test.stop()
         await anyio.sleep_forever()
         return DONE
 
-    under_test = pool(work)
+    under_test = pool(reconcile)
     under_test.enqueue(Key("a", "stuck"), "a", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=0.01)
 
 
-async def test_a_round_that_was_not_ours_is_forgotten() -> None:
-    """Whoever has the shard looks at the key; here it leaves no trace."""
+async def test_a_key_of_another_replica_is_removed() -> None:
+    """The holder of the shard reconciles the key; nothing of it is kept here."""
 
-    async def work(_key: Key, _failures: int) -> None:
+    async def reconcile(_key: Key, _failures: int) -> None:
         under_test.stop()
 
-    under_test = pool(work)
+    under_test = pool(reconcile)
     under_test.enqueue(Key("a", "web"), "a", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
     assert len(under_test) == 0
 
 
-async def test_what_the_server_asks_for_is_waited_for() -> None:
-    """A Retry-After is longer than the backoff and wins."""
+async def test_retry_after_is_waited_for() -> None:
+    """A Retry-After that is longer than the backoff is waited for."""
 
-    async def work(key: Key, _failures: int) -> ReconcileResult:
+    async def reconcile(key: Key, _failures: int) -> ReconcileResult:
         under_test.stop()
         return ReconcileResult(failure=ThrottledError("slow down", key=key, retry_after_s=3600))
 
-    under_test = pool(work)
+    under_test = pool(reconcile)
     key = Key("a", "web")
     under_test.enqueue(key, "a", Priority.USER)
     with anyio.fail_after(5):
@@ -134,12 +134,12 @@ async def test_what_the_server_asks_for_is_waited_for() -> None:
 
 @pytest.mark.parametrize("asked_s", [-1.0, math.inf, -math.inf, math.nan, 1e300])
 @pytest.mark.parametrize("is_failure", [True, False])
-async def test_an_odd_wish_to_come_back_ends_nothing(asked_s: float, is_failure: bool) -> None:  # noqa: FBT001  # pytest passes it by name
-    """Whatever a server or a registry asks for, the key stays wanted and the next one is worked."""
+async def test_an_invalid_delay_ends_nothing(asked_s: float, is_failure: bool) -> None:  # noqa: FBT001  # pytest passes it by name
+    """Whatever a server or a registry asks for, the key stays in the queue and the next one is reconciled."""
     failure = TransientError("odd", retry_after_s=asked_s) if is_failure else None
     seen: set[str] = set()
 
-    async def work(key: Key, _failures: int) -> ReconcileResult:
+    async def reconcile(key: Key, _failures: int) -> ReconcileResult:
         await anyio.lowlevel.checkpoint()
         seen.add(key.name)
         if key.name == "odd":
@@ -148,7 +148,7 @@ async def test_an_odd_wish_to_come_back_ends_nothing(asked_s: float, is_failure:
         under_test.stop()
         return DONE
 
-    under_test = pool(work, workers=1)
+    under_test = pool(reconcile, workers=1)
     under_test.enqueue(Key("a", "odd"), "a", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
@@ -156,11 +156,11 @@ async def test_an_odd_wish_to_come_back_ends_nothing(asked_s: float, is_failure:
     assert len(under_test) == 1
 
 
-async def test_a_round_that_can_not_be_settled_costs_its_own_key_a_failure() -> None:
-    """What a round tells may be a plugin's nonsense; its key is tried again and keeps no worker."""
+async def test_a_result_that_can_not_be_handled_is_a_failure_of_its_key() -> None:
+    """A plugin may return an invalid result; its key is retried and occupies no worker."""
     seen: list[int] = []
 
-    async def work(key: Key, failures: int) -> ReconcileResult:
+    async def reconcile(key: Key, failures: int) -> ReconcileResult:
         await anyio.lowlevel.checkpoint()
         seen.append(failures)
         if failures == 2:
@@ -170,7 +170,7 @@ async def test_a_round_that_can_not_be_settled_costs_its_own_key_a_failure() -> 
         nonsense.retry_after_s = "soon"  # type: ignore[assignment]
         return ReconcileResult(failure=nonsense)
 
-    under_test = pool(work, workers=1)
+    under_test = pool(reconcile, workers=1)
     under_test.enqueue(Key("a", "web"), "a", Priority.USER)
     with anyio.fail_after(5):
         await under_test.run(grace_s=1)
@@ -179,27 +179,27 @@ async def test_a_round_that_can_not_be_settled_costs_its_own_key_a_failure() -> 
 
 
 @pytest.mark.parametrize("failure", [OperatorError("something else"), ThrottledError("busy", retry_after_s=3600)])
-async def test_a_failure_does_not_drop_the_wish_to_come_back(failure: OperatorError) -> None:
-    """A pause that ends before the backoff is not prolonged by another problem, unless a server asked for that."""
-    rounds = 0
-    calm_again = anyio.Event()
+async def test_a_failure_does_not_drop_the_requeue(failure: OperatorError) -> None:
+    """A requeue that is due before the backoff is not delayed by a failure, unless a server asked for that."""
+    runs = 0
+    requeued = anyio.Event()
 
-    async def work(_key: Key, _failures: int) -> ReconcileResult:
-        nonlocal rounds
-        rounds += 1
+    async def reconcile(_key: Key, _failures: int) -> ReconcileResult:
+        nonlocal runs
+        runs += 1
         await anyio.lowlevel.checkpoint()
-        if rounds == 2:
-            calm_again.set()
+        if runs == 2:
+            requeued.set()
         return ReconcileResult(requeue_after_s=0.001, failure=failure)
 
-    under_test = pool(work, backoff_s=60)
+    under_test = pool(reconcile, backoff_s=60)
     under_test.enqueue(Key("a", "web"), "a", Priority.USER)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: under_test.run(grace_s=1))
         with anyio.move_on_after(5 if type(failure) is OperatorError else 0.05):
-            await calm_again.wait()
+            await requeued.wait()
         under_test.stop()
-    assert calm_again.is_set() == (type(failure) is OperatorError)
+    assert requeued.is_set() == (type(failure) is OperatorError)
 
 
 class Fading(Backpressure):
@@ -212,12 +212,12 @@ class Fading(Backpressure):
         return self.least
 
 
-async def test_workers_come_back_when_pressure_fades(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slow round keeps others waiting for no longer than the backpressure lasts."""
-    monkeypatch.setattr(workers, "LOOK_AGAIN_S", 0.001, raising=False)
+async def test_idle_workers_resume_when_backpressure_fades(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slow reconcile keeps others waiting for no longer than the backpressure lasts."""
+    monkeypatch.setattr(workers, "POLL_INTERVAL_S", 0.001, raising=False)
     backpressure, is_over = Fading(), anyio.Event()
 
-    async def work(key: Key, _failures: int) -> ReconcileResult:
+    async def reconcile(key: Key, _failures: int) -> ReconcileResult:
         if key.name == "slow":
             backpressure.least = 1.0
             await is_over.wait()
@@ -226,7 +226,7 @@ async def test_workers_come_back_when_pressure_fades(monkeypatch: pytest.MonkeyP
             under_test.stop()
         return DONE
 
-    under_test = pool(work, workers=4, backpressure=backpressure)
+    under_test = pool(reconcile, workers=4, backpressure=backpressure)
     under_test.enqueue(Key("a", "slow"), "a", Priority.USER)
     under_test.enqueue(Key("b", "edit"), "b", Priority.USER)
     with anyio.fail_after(5):
@@ -238,12 +238,12 @@ async def test_the_grace_time_begins_although_all_workers_are_busy() -> None:
     """Stopping needs no free worker."""
     begun = anyio.Event()
 
-    async def work(_key: Key, _failures: int) -> ReconcileResult:
+    async def reconcile(_key: Key, _failures: int) -> ReconcileResult:
         begun.set()
         await anyio.sleep_forever()
         return DONE
 
-    under_test = pool(work, workers=1)
+    under_test = pool(reconcile, workers=1)
     under_test.enqueue(Key("a", "stuck"), "a", Priority.USER)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:

@@ -27,12 +27,12 @@ def key(name: str, namespace: str = "a") -> Key:
 
 
 def queue_of(limits: Limits = LIMITS, *, rand: float = 0.5) -> WorkQueue:
-    """A queue whose chance is known."""
+    """A queue whose jitter is known."""
     return WorkQueue(limits, rand=lambda: rand)
 
 
 def drained(queue: WorkQueue, now: float) -> list[Key]:
-    """Take and finish until nothing can run at ``now``."""
+    """Get and finish until nothing can run at ``now``."""
     keys = []
     while (taken := queue.get(now)) is not None:
         keys.append(taken)
@@ -41,7 +41,7 @@ def drained(queue: WorkQueue, now: float) -> list[Key]:
 
 
 def assert_empty(queue: WorkQueue) -> None:
-    """Nothing of any key or lane is left, not even in the inner structures."""
+    """Nothing of any key or lane is left, not even in the private structures."""
     assert (len(queue), queue.in_flight, queue.lanes()) == (0, 0, ())
     assert not queue._entries
     assert not queue._lanes
@@ -51,18 +51,18 @@ def assert_empty(queue: WorkQueue) -> None:
 
 
 class TestOneKey:
-    """A key is wanted once, worked by one and never forgotten."""
+    """A key is queued once, reconciled by one worker and never lost."""
 
-    def test_touches_merge(self) -> None:
-        """A key added many times before it is taken runs once."""
+    def test_adds_of_one_key_merge(self) -> None:
+        """A key added many times before it runs, runs once."""
         queue = queue_of()
         for now in range(5):
             queue.add(key("x"), "a", REPAIR, now=now)
         assert drained(queue, 5) == [key("x")]
         assert_empty(queue)
 
-    def test_a_touch_in_flight_runs_again_with_its_own_priority(self) -> None:
-        """A key touched while it is worked is not handed out twice, and runs afterwards as what the touch was."""
+    def test_an_add_in_flight_runs_again_with_its_own_priority(self) -> None:
+        """A key added while in flight is not returned twice, and runs afterwards with the priority of that add."""
         queue = queue_of()
         queue.add(key("x"), "a", USER, now=0)
         assert queue.get(0) == key("x")
@@ -84,8 +84,8 @@ class TestOneKey:
         queue.add(key("y"), "a", SWEEP, now=1)
         assert drained(queue, 1) == [key("y"), key("x")]
 
-    def test_a_key_moves_to_the_lane_of_its_latest_wish(self) -> None:
-        """A tenant label that changes takes the waiting key along, and the empty lane vanishes."""
+    def test_a_key_moves_to_the_lane_of_its_latest_add(self) -> None:
+        """A tenant label that changes moves the waiting key, and the empty lane is removed."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         queue.add(key("x"), "b", SWEEP, now=1)
@@ -95,8 +95,8 @@ class TestOneKey:
         assert drained(queue, 1) == [key("x")]
         assert_empty(queue)
 
-    def test_a_key_in_flight_moves_after_its_round(self) -> None:
-        """A round counts against the limit of the lane it started in; the next one runs in the new lane."""
+    def test_a_key_in_flight_moves_after_its_reconcile(self) -> None:
+        """A reconcile counts against the limit of the lane it started in; the next one runs in the new lane."""
         queue = queue_of(Limits(in_flight_per_lane=1))
         queue.add(key("x"), "a", REPAIR, now=0)
         assert queue.get(0) == key("x")
@@ -113,7 +113,7 @@ class TestOneKey:
 
     @pytest.mark.parametrize("was_known", [True, False])
     def test_only_a_key_in_flight_can_end(self, was_known: bool) -> None:  # noqa: FBT001  # pytest passes it by name
-        """Ending a round that was not begun is refused and changes nothing."""
+        """Ending a reconcile that was not begun is refused and changes nothing."""
         queue = queue_of()
         if was_known:
             queue.add(key("x"), "a", REPAIR, now=0)
@@ -123,11 +123,11 @@ class TestOneKey:
             queue.failed(key("x"), now=0)
         assert drained(queue, 0) == [key("x")] * was_known
 
-    def test_moments_that_are_none_are_refused(self) -> None:
-        """A wish for an infinite or undefined moment would never end, so it is refused and leaves no trace."""
+    def test_times_that_are_not_finite_are_refused(self) -> None:
+        """An add for an infinite or undefined time would wait for ever, so it is refused and changes nothing."""
         queue = queue_of()
         for at in (math.inf, -math.inf, math.nan):
-            with pytest.raises(ValueError, match="not a moment"):
+            with pytest.raises(ValueError, match="not a finite time"):
                 queue.add_at(key("x"), "a", REPAIR, at=at, now=0)
         assert_empty(queue)
         queue.add(key("x"), "a", REPAIR, now=0)
@@ -144,10 +144,10 @@ class TestOneKey:
 
 
 class TestDelays:
-    """A delayed key runs at its moment: not before, and not only when something else happens."""
+    """A delayed key runs at its time: not before, and not only when something else happens."""
 
-    def test_the_earliest_moment_wins(self) -> None:
-        """Of several delayed wishes the earliest holds, whatever their order."""
+    def test_the_earliest_time_wins(self) -> None:
+        """Of several delayed adds the earliest counts, whatever their order."""
         queue = queue_of()
         for at in (30, 10, 20):
             queue.add_at(key("x"), "a", REPAIR, at=at, now=0)
@@ -158,7 +158,7 @@ class TestDelays:
         assert_empty(queue)
 
     def test_at_once_supersedes_a_delay(self) -> None:
-        """A touch of a delayed key runs it now, and the timer does not run it a second time."""
+        """An add of a delayed key runs it now, and the timer does not run it a second time."""
         queue = queue_of()
         queue.add_at(key("x"), "a", REPAIR, at=30, now=0)
         queue.add(key("x"), "a", SWEEP, now=1)
@@ -166,8 +166,8 @@ class TestDelays:
         assert drained(queue, 1) == [key("x")]
         assert queue.get(31) is None
 
-    def test_a_moment_in_the_past_is_now(self) -> None:
-        """A wish can't claim to have waited before it was made."""
+    def test_a_time_in_the_past_is_now(self) -> None:
+        """An add gets no credit for time before it was made."""
         queue = queue_of()
         queue.add(key("x"), "a", USER, now=7)
         queue.add_at(key("y"), "a", USER, at=1, now=8)
@@ -175,8 +175,8 @@ class TestDelays:
         assert queue.oldest_age_s("a", now=8) == 1
         assert drained(queue, 8) == [key("x"), key("y")]
 
-    def test_a_round_may_ask_to_come_back(self) -> None:
-        """``requeue_after_s`` runs the key again then, ranked with repairs even if the round was a user's edit."""
+    def test_a_reconcile_may_ask_to_be_requeued(self) -> None:
+        """``requeue_after_s`` runs the key again then, ranked with repairs even after a user's edit."""
         queue = queue_of()
         queue.add(key("x"), "a", USER, now=0)
         queue.get(0)
@@ -186,8 +186,8 @@ class TestDelays:
         assert drained(queue, 8) == [key("y"), key("x")]
         assert_empty(queue)
 
-    def test_a_touch_in_flight_beats_coming_back(self) -> None:
-        """A round that asks to come back later still runs at once if its key was touched meanwhile."""
+    def test_an_add_in_flight_beats_a_requeue(self) -> None:
+        """A key that is to be requeued later runs at once if it was added meanwhile."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         queue.get(0)
@@ -197,7 +197,7 @@ class TestDelays:
         assert_empty(queue)
 
     def test_ready_at_skips_a_lane_at_its_limit(self) -> None:
-        """What waits behind a round in progress has no moment of its own; another lane's timer has."""
+        """A key that waits for a reconcile in progress has no time of its own; another lane's timer has."""
         queue = queue_of(Limits(in_flight_per_lane=1))
         queue.add(key("x"), "a", REPAIR, now=0)
         queue.get(0)
@@ -220,7 +220,7 @@ class TestDelays:
 
 
 class TestBackoff:
-    """A failing key comes back later and later, one good round clears it, and a user's edit is tried at once."""
+    """A failing key is retried at growing intervals, one success resets them, and a user's edit runs at once."""
 
     @given(
         failures=st.integers(1, 40),
@@ -257,8 +257,8 @@ class TestBackoff:
             now += delay_s
         assert delay_s == 30
 
-    def test_chance_is_asked_for_each_delay(self) -> None:
-        """Keys that fail together do not come back together."""
+    def test_jitter_is_drawn_for_each_delay(self) -> None:
+        """Keys that fail together are not retried together."""
         chances = iter(range(50))
         queue = WorkQueue(Limits(in_flight_per_lane=50), rand=lambda: next(chances) / 50)
         for number in range(50):
@@ -268,7 +268,7 @@ class TestBackoff:
         assert len(delays) == 50
         assert max(delays) < Limits().backoff_base_s
 
-    def test_success_forgets(self) -> None:
+    def test_success_resets_failures(self) -> None:
         """After a success the next failure is a first one."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
@@ -282,7 +282,7 @@ class TestBackoff:
         assert queue.failed(key("x"), now=300) == 1
 
     @given(retry_after_s=st.floats(0, 1000), failures=st.integers(0, 12))
-    def test_the_server_s_wish_is_a_lower_bound(self, retry_after_s: float, failures: int) -> None:
+    def test_retry_after_is_a_lower_bound(self, retry_after_s: float, failures: int) -> None:
         """A retry never comes before ``retry_after_s``, and backoff still holds where it is longer."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
@@ -298,9 +298,9 @@ class TestBackoff:
 
     @pytest.mark.parametrize("priority", [REPAIR, SWEEP])
     def test_events_do_not_defeat_backoff(self, priority: Priority) -> None:
-        """A repair or sweep of a key in backoff waits with it, be it added after the failure or during the round.
+        """A repair or resync of a key in backoff waits with it, be it added after the failure or during the reconcile.
 
-        A user's edit does not: when it is itself put off, it runs at its own moment.
+        A user's edit does not: when it is itself delayed, it runs at its own time.
         """
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
@@ -316,7 +316,7 @@ class TestBackoff:
         assert_empty(queue)
 
     def test_a_user_s_edit_is_tried_at_once(self) -> None:
-        """An edit in backoff runs now, and failures of the former declaration do not count against it."""
+        """An edit in backoff runs now, and failures of the previous declaration do not count against it."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         for now in (0, 100, 200):
@@ -327,8 +327,8 @@ class TestBackoff:
         assert queue.get(200) == key("x")
         assert queue.failed(key("x"), now=200) == 1
 
-    def test_a_user_s_edit_during_a_failing_round_is_tried_at_once(self) -> None:
-        """A round that fails on the former declaration neither delays nor counts against the new one."""
+    def test_a_user_s_edit_during_a_failing_reconcile_is_tried_at_once(self) -> None:
+        """A reconcile that fails on the previous declaration neither delays nor counts against the new one."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         queue.get(0)
@@ -342,8 +342,8 @@ class TestBackoff:
         assert queue.failed(key("x"), now=2, retry_after_s=4) == 4
         assert queue.ready_at(2) == 6
 
-    def test_an_edit_that_is_put_off_ends_the_backoff_all_the_same(self) -> None:
-        """Under backpressure an edit waits for its own moment and for a server's wish, but not for the backoff."""
+    def test_an_edit_that_is_delayed_ends_the_backoff_all_the_same(self) -> None:
+        """Under backpressure an edit waits for its own time and for ``retry_after_s``, but not for the backoff."""
         queue = queue_of()
         queue.add(key("x"), "a", REPAIR, now=0)
         for now in (0, 100, 200):
@@ -360,8 +360,8 @@ class TestBackoff:
         queue.add_at(key("x"), "a", USER, at=204, now=203)
         assert queue.ready_at(203) == 207
 
-    def test_a_failed_round_may_ask_to_come_back_sooner(self) -> None:
-        """Its own wish ends no backoff, which holds for all events as before, and waits for what a server asked for."""
+    def test_a_failed_reconcile_may_ask_to_be_requeued_sooner(self) -> None:
+        """Its ``requeue_after_s`` ends no backoff for other events, and is not earlier than ``retry_after_s``."""
         queue = queue_of()
         queue.add(key("x"), "a", USER, now=0)
         queue.get(0)
@@ -388,10 +388,10 @@ class TestBackoff:
 
 
 class TestFairness:
-    """No tenant's load changes when another tenant's key is taken, beyond the stated bound."""
+    """No tenant's load changes when another tenant's key runs, beyond the stated bound."""
 
     def test_a_new_key_overtakes_a_flood(self) -> None:
-        """One key of B is the second taken although 1,000 of A came before."""
+        """One key of B runs second although 1,000 of A were added before."""
         queue = queue_of()
         for number in range(1000):
             queue.add(key(str(number)), "a", USER, now=0)
@@ -403,7 +403,7 @@ class TestFairness:
         weights=st.lists(st.integers(1, 4), min_size=8, max_size=8),
     )
     def test_turns_are_proportional_to_weights(self, depths: list[int], weights: list[int]) -> None:
-        """While all lanes have keys, each turn of the ring takes ``weight`` keys of each."""
+        """While all lanes have keys, each turn of the ring returns ``weight`` keys of each."""
         by_lane = {str(number): weights[number] for number in range(len(depths))}
         queue = WorkQueue(LIMITS, rand=lambda: 0.5, weight=by_lane.__getitem__)
         for lane, depth in zip(by_lane, depths, strict=True):
@@ -420,7 +420,7 @@ class TestFairness:
         assert order == expected
 
     def test_a_weight_below_one_counts_as_one(self) -> None:
-        """A lane whose weight is nonsense is neither starved nor does it keep the turn."""
+        """A lane with an invalid weight is neither starved nor does it keep the turn."""
         queue = WorkQueue(LIMITS, rand=lambda: 0.5, weight=lambda _lane: 0)
         for name in ("1", "2"):
             for lane in ("a", "b"):
@@ -443,12 +443,12 @@ class TestFairness:
         slow, *quick = take("aaa")
         for each in quick:
             queue.done(each, now=0)
-        # One round of the lane goes on, so its next turn of three is cut short after two.
+        # One reconcile of the lane goes on, so its next turn of three is cut short after two.
         for each in [slow, *take("baa")]:
             queue.done(each, now=0)
         assert "".join(taken.namespace for taken in drained(queue, 0)) == "aaababbbbbbb"
 
-    def test_a_lane_has_rounds_at_a_time_by_its_weight(self) -> None:
+    def test_a_lane_has_reconciles_at_a_time_by_its_weight(self) -> None:
         """Turns alone would change nothing for a lane that is always at its limit."""
         queue = WorkQueue(Limits(in_flight_per_lane=2), rand=lambda: 0.5, weight={"a": 3, "b": 1}.__getitem__)
         for number in range(9):
@@ -458,7 +458,7 @@ class TestFairness:
         assert Counter(each.namespace if each else None for each in taken) == {"a": 6, "b": 2, None: 1}
 
     def test_no_credit_for_idleness(self) -> None:
-        """A lane that slept while another worked gets single turns afterwards, not the turns that it missed."""
+        """A lane that was empty while another ran gets single turns afterwards, not the turns that it missed."""
         queue = queue_of()
         for number in range(40):
             queue.add(key(str(number)), "a", REPAIR, now=0)
@@ -471,7 +471,7 @@ class TestFairness:
         assert all(before != after for before, after in pairwise(lanes[:10]))
 
     def test_a_raised_priority_keeps_the_lane_s_turn(self) -> None:
-        """Changing the only wish of a lane does not send the lane to the end of the line."""
+        """Changing the only entry of a lane does not move the lane to the end of the ring."""
         queue = queue_of()
         for lane in ("a", "b", "c"):
             queue.add(key("x", lane), lane, SWEEP, now=0)
@@ -479,7 +479,7 @@ class TestFairness:
         assert queue.get(0) == key("x", "a")
 
     def test_a_lane_at_its_limit_holds_up_nobody(self) -> None:
-        """A tenant whose rounds hang occupies its own limit of workers and no more."""
+        """A tenant whose reconciles hang occupies its own limit of workers and no more."""
         queue = queue_of()
         for number in range(10):
             queue.add(key(str(number)), "a", USER, now=0)
@@ -491,24 +491,26 @@ class TestFairness:
     @given(
         lanes=st.integers(2, 12),
         workers=st.integers(1, 6),
-        rounds_before=st.integers(0, 60),
+        reconciles_before=st.integers(0, 60),
         chance=st.randoms(use_true_random=True),
     )
-    def test_the_bound_in_seconds(self, lanes: int, workers: int, rounds_before: int, chance: random.Random) -> None:
-        """With W workers and rounds of at most D seconds a lane's turn comes within ``ceil(L / W) * D`` seconds."""
+    def test_the_bound_in_seconds(
+        self, lanes: int, workers: int, reconciles_before: int, chance: random.Random
+    ) -> None:
+        """With W workers and reconciles of at most D seconds a lane's turn comes within ``ceil(L / W) * D`` seconds."""
         longest_s = 1.0
         queue = queue_of(Limits(in_flight_per_lane=workers))
         for lane in range(lanes - 1):
             for number in range(100):
                 queue.add(Key(str(lane), str(number)), str(lane), USER, now=0)
-        now, wanted_at, ends = 0.0, 0.0, list[tuple[float, Key]]()
+        now, added_at, ends = 0.0, 0.0, list[tuple[float, Key]]()
         for ended in range(1000):
-            if ended == rounds_before:
+            if ended == reconciles_before:
                 queue.add(key("x", "new"), "new", SWEEP, now=now)
-                wanted_at = now
+                added_at = now
             while len(ends) < workers and (taken := queue.get(now)) is not None:
                 if taken.namespace == "new":
-                    assert now - wanted_at <= math.ceil(lanes / workers) * longest_s
+                    assert now - added_at <= math.ceil(lanes / workers) * longest_s
                     return
                 ends.append((now + chance.uniform(0, longest_s), taken))
             ends.sort()
@@ -518,10 +520,10 @@ class TestFairness:
 
 
 class TestPriorities:
-    """Inside a lane the user comes first, and nobody waits for ever."""
+    """Inside a lane the user comes first, and no key waits for ever."""
 
-    def test_user_before_repair_before_sweep(self) -> None:
-        """Keys of one moment are taken by priority, and first come first served within one."""
+    def test_user_before_repair_before_resync(self) -> None:
+        """Keys of one time run by priority, and first come first served within one."""
         queue = queue_of()
         for number, priority in enumerate((SWEEP, USER, REPAIR, SWEEP, USER, REPAIR)):
             queue.add(key(str(number)), "a", priority, now=0)
@@ -538,7 +540,7 @@ class TestPriorities:
         assert order[: order.index(key("x"))] == [key(f"edit-{now}") for now in range(1, bound_s + 1)]
 
     def test_a_raised_priority_keeps_the_time_waited(self) -> None:
-        """An edit of a key that waits for a sweep runs before edits that came after the sweep's wish."""
+        """An edit of a key that waits for a resync runs before edits that were added after the resync."""
         queue = queue_of()
         queue.add(key("x"), "a", SWEEP, now=0)
         queue.add(key("y"), "a", USER, now=1)
@@ -547,10 +549,10 @@ class TestPriorities:
 
 
 class TestMemory:
-    """What is over leaves nothing behind."""
+    """Nothing is kept of keys and timers that are done."""
 
     def test_superseded_timers_do_not_pile_up(self) -> None:
-        """Ten thousand earlier and earlier wishes for one key keep one timer and a constant of dead ones."""
+        """Ten thousand adds of one key, each earlier than the last, keep one timer and few superseded ones."""
         queue = queue_of()
         for at in range(10_000, 0, -1):
             queue.add_at(key("x"), "a", REPAIR, at=at, now=0)
@@ -560,8 +562,8 @@ class TestMemory:
         assert drained(queue, 1) == [key("x")]
         assert_empty(queue)
 
-    def test_cancelled_timers_go_with_the_last_living_one(self) -> None:
-        """Timers cancelled by edits do not stay once the keys that kept them company have run."""
+    def test_cancelled_timers_go_with_the_last_pending_one(self) -> None:
+        """Timers cancelled by edits are removed once the other keys have run."""
         queue = queue_of()
         for number in range(1000):
             queue.add_at(key(f"late-{number}"), "a", REPAIR, at=1000, now=0)
@@ -596,7 +598,7 @@ class TestMemory:
 
 
 class TestLimits:
-    """Bounds that make no sense are refused with one sentence."""
+    """Bounds out of range are refused with one sentence."""
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
@@ -618,16 +620,16 @@ class TestLimits:
 
 
 @dataclass(slots=True)
-class Wish:
-    """What the model knows of a wanted round."""
+class Request:
+    """A requested reconcile, in the model."""
 
     lane: str
     priority: Priority
     at: float
 
-    def merged(self, later: "Wish") -> "Wish":
-        """Both wishes as one."""
-        return Wish(later.lane, min(self.priority, later.priority), min(self.at, later.at))
+    def merged(self, later: "Request") -> "Request":
+        """Both requests as one."""
+        return Request(later.lane, min(self.priority, later.priority), min(self.at, later.at))
 
 
 class AgainstTheModel(RuleBasedStateMachine):
@@ -639,7 +641,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     lanes = st.sampled_from(sorted(WEIGHTS))
     keys = st.sampled_from(KEYS)
     priorities = st.sampled_from(list(Priority))
-    # Quarters are exact in binary, so that equal moments are common and comparisons are exact.
+    # Quarters are exact in binary, so that equal times are common and comparisons are exact.
     seconds = st.integers(0, 120).map(lambda quarters: quarters / 4)
     maybe_seconds = st.none() | seconds
 
@@ -648,38 +650,42 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.now = 0.0
         self.rand = 0.0
         self.queue = WorkQueue(LIMITS, rand=lambda: self.rand, weight=self.WEIGHTS.__getitem__)
-        self.wishes: dict[Key, Wish] = {}
-        self.rounds: dict[Key, Wish] = {}
+        self.requested: dict[Key, Request] = {}
+        self.running: dict[Key, Request] = {}
         self.failures: dict[Key, int] = {}
         self.backoff_until: dict[Key, float] = {}
-        self.refused_until: dict[Key, float] = {}
+        self.retry_not_before: dict[Key, float] = {}
         self.passed_over: dict[str, int] = {}
         self.may_be_passed_over: dict[str, int] = {}
 
     def is_open(self, lane: str) -> bool:
         """The lane is below its in-flight limit."""
-        return sum(running.lane == lane for running in self.rounds.values()) < self.limit(lane)
+        return sum(each.lane == lane for each in self.running.values()) < self.limit(lane)
 
     def limit(self, lane: str) -> int:
-        """A lane has as many rounds at a time as its weight says, compared with others."""
+        """A lane has as many reconciles at a time as its weight allows."""
         return LIMITS.in_flight_per_lane * self.WEIGHTS[lane]
 
-    def candidates(self) -> dict[Key, Wish]:
-        """Keys that could be taken if the moment did not matter."""
-        return {each: wish for each, wish in self.wishes.items() if each not in self.rounds and self.is_open(wish.lane)}
+    def candidates(self) -> dict[Key, Request]:
+        """Keys that could run if their time did not matter."""
+        return {
+            each: request
+            for each, request in self.requested.items()
+            if each not in self.running and self.is_open(request.lane)
+        }
 
-    def runnable(self) -> dict[Key, Wish]:
-        """Keys that could be taken now."""
-        return {each: wish for each, wish in self.candidates().items() if wish.at <= self.now}
+    def runnable(self) -> dict[Key, Request]:
+        """Keys that could run now."""
+        return {each: request for each, request in self.candidates().items() if request.at <= self.now}
 
     def wait_in_line(self, lane: str, runnable_lanes: set[str]) -> None:
-        """The lane stands behind all other runnable ones."""
+        """The lane is queued behind all other runnable ones."""
         self.passed_over[lane] = 0
         self.may_be_passed_over[lane] = sum(self.WEIGHTS[other] for other in runnable_lanes - {lane})
 
     def after_each_call(self) -> None:
-        """Lanes that became runnable wait in line from now on; the others have left it."""
-        lanes = {wish.lane for wish in self.runnable().values()}
+        """Lanes that became runnable are queued from now on; the others are not."""
+        lanes = {request.lane for request in self.runnable().values()}
         for lane in lanes - self.passed_over.keys():
             self.wait_in_line(lane, lanes)
         for lane in self.passed_over.keys() - lanes:
@@ -693,7 +699,7 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     @rule(each=keys, lane=lanes, priority=priorities, delay_s=st.just(0.0) | seconds)
     def add(self, each: Key, lane: str, priority: Priority, delay_s: float) -> None:
-        """A wish for now or later merges with what is wanted already."""
+        """An add for now or later merges with what is requested already."""
         at = self.now + delay_s
         if delay_s:
             self.queue.add_at(each, lane, priority, at=at, now=self.now)
@@ -702,49 +708,49 @@ class AgainstTheModel(RuleBasedStateMachine):
         if priority is USER:
             self.failures.pop(each, None)
             self.backoff_until.pop(each, None)
-        at = max(at, self.backoff_until.get(each, at), self.refused_until.get(each, at))
-        wish = Wish(lane, priority, at)
-        self.wishes[each] = self.wishes[each].merged(wish) if each in self.wishes else wish
+        at = max(at, self.backoff_until.get(each, at), self.retry_not_before.get(each, at))
+        request = Request(lane, priority, at)
+        self.requested[each] = self.requested[each].merged(request) if each in self.requested else request
         self.after_each_call()
 
     @rule()
     def take(self) -> None:
         """The key is free, due, the most urgent of its lane, and no lane was passed over more often than stated."""
         runnable = self.runnable()
-        lanes = {wish.lane for wish in runnable.values()}
+        lanes = {request.lane for request in runnable.values()}
         taken = self.queue.get(self.now)
         if taken is None:
             assert not runnable
             return
         assert taken in runnable
-        wish = self.wishes.pop(taken)
+        request = self.requested.pop(taken)
         urgency = {
             each: other.at + other.priority * LIMITS.age_promotes_after_s
             for each, other in runnable.items()
-            if other.lane == wish.lane
+            if other.lane == request.lane
         }
         assert urgency[taken] == min(urgency.values())
-        self.rounds[taken] = wish
-        for lane in lanes - {wish.lane}:
+        self.running[taken] = request
+        for lane in lanes - {request.lane}:
             self.passed_over[lane] += 1
             assert self.passed_over[lane] <= self.may_be_passed_over[lane]
-        self.wait_in_line(wish.lane, lanes)
+        self.wait_in_line(request.lane, lanes)
         self.after_each_call()
 
-    @precondition(lambda self: self.rounds)
+    @precondition(lambda self: self.running)
     @rule(data=st.data(), requeue_after_s=maybe_seconds)
     def done(self, data: st.DataObject, requeue_after_s: float | None) -> None:
-        """Success ends the round; what was wanted meanwhile remains."""
-        each = data.draw(st.sampled_from(sorted(self.rounds)))
+        """Success ends the reconcile; what was requested meanwhile remains."""
+        each = data.draw(st.sampled_from(sorted(self.running)))
         self.queue.done(each, now=self.now, requeue_after_s=requeue_after_s)
-        ended = self.rounds.pop(each)
+        ended = self.running.pop(each)
         self.failures.pop(each, None)
         if requeue_after_s is not None:
-            again = Wish(ended.lane, max(REPAIR, ended.priority), self.now + requeue_after_s)
-            self.wishes[each] = again.merged(self.wishes[each]) if each in self.wishes else again
+            again = Request(ended.lane, max(REPAIR, ended.priority), self.now + requeue_after_s)
+            self.requested[each] = again.merged(self.requested[each]) if each in self.requested else again
         self.after_each_call()
 
-    @precondition(lambda self: self.rounds)
+    @precondition(lambda self: self.running)
     @rule(
         data=st.data(),
         retry_after_s=maybe_seconds,
@@ -754,38 +760,38 @@ class AgainstTheModel(RuleBasedStateMachine):
     def failed(
         self, data: st.DataObject, retry_after_s: float | None, requeue_after_s: float | None, rand: float
     ) -> None:
-        """Failure delays by the formula, unless the user edited meanwhile or the round asks to come back sooner."""
-        each = data.draw(st.sampled_from(sorted(self.rounds)))
+        """Failure delays by the formula, unless the user edited meanwhile or the reconcile requeues sooner."""
+        each = data.draw(st.sampled_from(sorted(self.running)))
         self.rand = rand
         delay_s = self.queue.failed(each, now=self.now, retry_after_s=retry_after_s, requeue_after_s=requeue_after_s)
-        ended = self.rounds.pop(each)
-        refused_s = retry_after_s or 0
-        meanwhile = self.wishes.get(each)
+        ended = self.running.pop(each)
+        retry_s = retry_after_s or 0
+        meanwhile = self.requested.get(each)
         if meanwhile is not None and meanwhile.priority is USER:
             self.failures.pop(each, None)
-            backoff_s = max(refused_s, meanwhile.at - self.now)
-            self.wishes[each] = Wish(meanwhile.lane, USER, self.now + backoff_s)
+            backoff_s = max(retry_s, meanwhile.at - self.now)
+            self.requested[each] = Request(meanwhile.lane, USER, self.now + backoff_s)
         else:
             count = self.failures[each] = self.failures.get(each, 0) + 1
             slow = count >= LIMITS.slow_lane_after
             jittered_s = rand * min(LIMITS.backoff_cap_s, LIMITS.backoff_base_s * 2 ** (count - 1))
-            backoff_s = max(refused_s, LIMITS.backoff_cap_s if slow else jittered_s)
-            retry = Wish(ended.lane, SWEEP if slow else ended.priority, self.now + backoff_s)
+            backoff_s = max(retry_s, LIMITS.backoff_cap_s if slow else jittered_s)
+            retry = Request(ended.lane, SWEEP if slow else ended.priority, self.now + backoff_s)
             if meanwhile is not None:
-                retry = Wish(meanwhile.lane, min(retry.priority, meanwhile.priority), retry.at)
-            self.wishes[each] = retry
+                retry = Request(meanwhile.lane, min(retry.priority, meanwhile.priority), retry.at)
+            self.requested[each] = retry
         if requeue_after_s is not None:
-            again = Wish(ended.lane, max(REPAIR, ended.priority), self.now + max(requeue_after_s, refused_s))
-            self.wishes[each] = again.merged(self.wishes[each])
-        assert delay_s == self.wishes[each].at - self.now
+            again = Request(ended.lane, max(REPAIR, ended.priority), self.now + max(requeue_after_s, retry_s))
+            self.requested[each] = again.merged(self.requested[each])
+        assert delay_s == self.requested[each].at - self.now
         self.backoff_until[each] = self.now + backoff_s
-        self.refused_until[each] = self.now + refused_s
+        self.retry_not_before[each] = self.now + retry_s
         self.after_each_call()
 
     @precondition(lambda self: self.candidates())
     @rule()
     def sleep_until_ready(self) -> None:
-        """Nothing can be taken just before ``ready_at``, and something can be at it."""
+        """No key can run just before ``ready_at``, and some key can at it."""
         at = self.queue.ready_at(self.now)
         assert at is not None
         if at > self.now:
@@ -796,40 +802,40 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     @invariant()
     def ready_at_is_exact(self) -> None:
-        """It is the earliest moment of any key whose lane is below its limit."""
-        moments = [wish.at for wish in self.candidates().values()]
+        """It is the earliest time of any key whose lane is below its limit."""
+        times = [request.at for request in self.candidates().values()]
         at = self.queue.ready_at(self.now)
-        if not moments:
+        if not times:
             assert at is None
         else:
             assert at is not None
-            assert max(at, self.now) == max(min(moments), self.now)
+            assert max(at, self.now) == max(min(times), self.now)
 
     @invariant()
     def the_numbers_agree(self) -> None:
         """Sizes, failures and lanes are those of the model."""
-        assert len(self.queue) == len(self.wishes.keys() | self.rounds.keys())
-        assert self.queue.in_flight == len(self.rounds)
+        assert len(self.queue) == len(self.requested.keys() | self.running.keys())
+        assert self.queue.in_flight == len(self.running)
         assert [self.queue.failures(each) for each in self.KEYS] == [self.failures.get(each, 0) for each in self.KEYS]
-        waiting = [wish for each, wish in self.wishes.items() if each not in self.rounds]
-        assert set(self.queue.lanes()) == {wish.lane for wish in [*waiting, *self.rounds.values()]}
+        waiting = [request for each, request in self.requested.items() if each not in self.running]
+        assert set(self.queue.lanes()) == {request.lane for request in [*waiting, *self.running.values()]}
 
     @rule(lane=lanes)
     def look_at_a_lane(self, lane: str) -> None:
-        """Depth and age are those of the due keys, and looking changes nothing."""
+        """Depth and age are those of the due keys, and reading them changes nothing."""
         due = [
-            wish.at
-            for each, wish in self.wishes.items()
-            if each not in self.rounds and wish.lane == lane and wish.at <= self.now
+            request.at
+            for each, request in self.requested.items()
+            if each not in self.running and request.lane == lane and request.at <= self.now
         ]
         assert self.queue.depth(lane, now=self.now) == len(due)
         assert self.queue.oldest_age_s(lane, now=self.now) == (self.now - min(due) if due else 0)
 
     def teardown(self) -> None:
-        """Whatever was wanted when the walk ended is taken in the end, and then nothing is left."""
-        for each in list(self.rounds):
+        """Whatever was requested when the walk ended runs in the end, and then nothing is left."""
+        for each in list(self.running):
             self.queue.done(each, now=self.now)
-        wanted = set(self.wishes)
+        wanted = set(self.requested)
         self.now += 1_000_000
         assert set(drained(self.queue, self.now)) == wanted
         assert_empty(self.queue)

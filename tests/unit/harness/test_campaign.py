@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, LEASE, Key, Object
-from operator_app.app import INDEXES
+from operator_app.controller.scopes import INDEXES
 from tests.e2e.controlplane import StartError
 from tests.e2e.faults import __main__ as command
 from tests.e2e.faults import checks

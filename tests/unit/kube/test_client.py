@@ -1,4 +1,4 @@
-"""The doorway, answered by a scripted transport: what is sent, and what every shape of answer becomes."""
+"""The client over a scripted transport: what is sent, and what every shape of response becomes."""
 
 import json
 import ssl
@@ -115,12 +115,12 @@ async def test_a_delete_carries_its_preconditions(kubeconfig: Path) -> None:
     """A delete is of one UID, and of one resourceVersion where that is given."""
     server = answering(200)
     async with server.connected(kubeconfig) as cluster:
-        assert await cluster.delete(CONFIG_MAP, KEY, uid="u-1", resource_version="7", propagation="Foreground")
+        assert await cluster.delete(CONFIG_MAP, KEY, uid="u-1", resource_version="7")
     (request,) = server.requests
     assert (request.method, request.url.path) == ("DELETE", "/api/v1/namespaces/team-a/configmaps/checkout")
     body = json.loads(request.content)
     assert body["preconditions"] == {"uid": "u-1", "resourceVersion": "7"}
-    assert body["propagationPolicy"] == "Foreground"
+    assert body["propagationPolicy"] == "Background"
 
 
 async def test_create_replace_and_merge_patch_are_what_their_names_say(kubeconfig: Path) -> None:
@@ -229,7 +229,7 @@ SHAPES: list[tuple[bytes, dict[str, str]]] = [
         (599, TransientError),
     ],
 )
-async def test_every_refusal_in_every_shape_is_one_of_ours(
+async def test_every_refusal_in_every_shape_is_an_operator_error(
     kubeconfig: Path, code: int, expected: type[OperatorError], body: bytes, headers: dict[str, str]
 ) -> None:
     """The status code decides the class, whatever the body is or claims to be, for plain requests and for watches."""
@@ -238,7 +238,7 @@ async def test_every_refusal_in_every_shape_is_one_of_ours(
         with pytest.raises(OperatorError) as refused:
             await cluster.apply(CONFIG_MAP, OBJECT, force=False)
         with pytest.raises(OperatorError) as unwatched:
-            await heard(cluster)
+            await delivered(cluster)
     assert (type(refused.value), type(unwatched.value)) == (expected, expected)
     assert (refused.value.kind, refused.value.key) == (CONFIG_MAP, KEY)
     assert str(code) in str(refused.value)
@@ -300,7 +300,7 @@ async def test_invalid_keeps_its_causes(kubeconfig: Path) -> None:
     ],
     ids=str,
 )
-async def test_the_servers_wish_to_be_left_alone_is_kept(
+async def test_retry_after_is_in_the_error(
     kubeconfig: Path, code: int, headers: dict[str, str], details: dict[str, Any], expected: float | None
 ) -> None:
     """Retry-After in seconds or as a date (counted from the answer's own Date), else details.retryAfterSeconds."""
@@ -331,7 +331,7 @@ async def test_an_absent_object_is_none_and_an_unserved_kind_is_an_error(kubecon
 
 
 async def test_a_dying_namespace_and_a_future_version_have_reasons_of_their_own(kubeconfig: Path) -> None:
-    """NamespaceTerminating is told from other 403s; a version that the server has not reached means: start over."""
+    """NamespaceTerminating is distinguished from other 403s; a version beyond the server's newest means: list again."""
     dying = status_body(403, "Forbidden", causes=[{"reason": "NamespaceTerminating", "field": "metadata.namespace"}])
     async with answering(403, dying).connected(kubeconfig) as cluster:
         with pytest.raises(ForbiddenError) as forbidden:
@@ -355,8 +355,8 @@ async def test_a_success_that_is_no_object_is_undecodable(kubeconfig: Path, body
             await anext(cluster.list(CONFIG_MAP))
 
 
-async def test_a_request_that_cannot_be_sent_is_told_without_its_header(kubeconfig: Path) -> None:
-    """What the HTTP library says of an illegal request may quote it, credentials included; only the type is told."""
+async def test_an_error_about_an_unsendable_request_shows_no_header(kubeconfig: Path) -> None:
+    """The HTTP library may quote an illegal request, credentials included, so the error shows only its type."""
 
     def refuse(_: httpx2.Request) -> httpx2.Response:
         raise httpx2.LocalProtocolError("Illegal header value b'Bearer s3cret\\n'")
@@ -389,7 +389,7 @@ async def test_every_failure_on_the_way_is_transient(kubeconfig: Path, failure: 
         raise failure
 
     async with Scripted(fail).connected(kubeconfig) as cluster:
-        for call in (cluster.get(CONFIG_MAP, KEY), heard(cluster), anext(cluster.list(CONFIG_MAP))):
+        for call in (cluster.get(CONFIG_MAP, KEY), delivered(cluster), anext(cluster.list(CONFIG_MAP))):
             with pytest.raises(TransientError) as lost:
                 await call
             assert type(lost.value) is TransientError
@@ -405,7 +405,7 @@ async def test_a_server_that_never_answers_is_given_up(kubeconfig: Path) -> None
         raise AssertionError
 
     async with Scripted(hang).connected(kubeconfig, request_timeout_s=0.01) as cluster:
-        for call in (cluster.get(CONFIG_MAP, KEY), heard(cluster)):
+        for call in (cluster.get(CONFIG_MAP, KEY), delivered(cluster)):
             with pytest.raises(TransientError, match=r"0\.01 s"):
                 await call
 
@@ -419,7 +419,7 @@ async def test_nothing_is_tried_twice(kubeconfig: Path) -> None:
     assert len(server.requests) == 1
 
 
-async def test_observers_are_told_of_answers_and_of_their_absence(kubeconfig: Path) -> None:
+async def test_observers_are_called_with_and_without_a_response(kubeconfig: Path) -> None:
     """The status is None when no answer came."""
     told: list[tuple[Request, int | None]] = []
 
@@ -503,10 +503,10 @@ def line(type_: str, version: str = "8", name: str = "checkout", **rest: Any) ->
     return json.dumps({"type": type_, "object": obj}, ensure_ascii=False).encode() + b"\n"
 
 
-async def heard(
+async def delivered(
     cluster: Cluster, *, idle_timeout_s: float = 5, into: list[WatchEvent] | None = None
 ) -> list[WatchEvent]:
-    """Everything that one watch tells."""
+    """Everything that one watch delivers."""
     events = [] if into is None else into
     async with cluster.watch(CONFIG_MAP, resource_version="7", timeout_s=300, idle_timeout_s=idle_timeout_s) as stream:
         async for event in stream:
@@ -524,7 +524,7 @@ async def test_a_watch_asks_for_bookmarks_from_a_version(kubeconfig: Path) -> No
     """The request names the version, the server's own deadline, and wants bookmarks."""
     server, stream = streaming()
     async with server.connected(kubeconfig) as cluster:
-        assert await heard(cluster) == []
+        assert await delivered(cluster) == []
     assert dict(server.requests[0].url.params) == {
         "watch": "true",
         "resourceVersion": "7",
@@ -541,7 +541,7 @@ async def test_lines_end_at_newline_bytes_only(kubeconfig: Path, size: int) -> N
     wire = line("ADDED", "8", data={"k": odd}) + b"\n" + line("MODIFIED", "9") + line("DELETED", "10")
     server, _ = streaming(*(wire[at : at + size] for at in range(0, len(wire), size)))
     async with server.connected(kubeconfig) as cluster:
-        events = await heard(cluster)
+        events = await delivered(cluster)
     assert [(event.type, event.resource_version) for event in events] == [
         ("ADDED", "8"),
         ("MODIFIED", "9"),
@@ -554,7 +554,7 @@ async def test_a_bookmark_is_its_metadata(kubeconfig: Path) -> None:
     """Whatever else a bookmark's object holds is not looked at."""
     server, _ = streaming(line("BOOKMARK", "12", spec={"half": "an object"}))
     async with server.connected(kubeconfig) as cluster:
-        (event,) = await heard(cluster)
+        (event,) = await delivered(cluster)
     assert (event.type, event.resource_version) == ("BOOKMARK", "12")
     assert sorted(event.object) == ["apiVersion", "kind", "metadata"]
 
@@ -593,7 +593,7 @@ async def test_what_came_before_a_break_is_delivered(
     events: list[WatchEvent] = []
     async with server.connected(kubeconfig) as cluster:
         with pytest.raises(OperatorError) as broken:
-            await heard(cluster, idle_timeout_s=0.01, into=events)
+            await delivered(cluster, idle_timeout_s=0.01, into=events)
     assert type(broken.value) is expected
     assert [event.resource_version for event in events] == ["8", "9"]
     assert stream.is_closed

@@ -1,4 +1,4 @@
-"""Events about a proxy, over a scripted server: one object for what repeats, and never in the way of anything."""
+"""Events about a proxy, over a scripted server: one object for what repeats, and no effect on reconciles."""
 
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -26,7 +26,7 @@ START: Final = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
 
 
 def drift(note: str = "Service team-a/checkout-envoy: x", about: str = "Service", proxy: Object = PROXY) -> Occurrence:
-    """A repair that is told."""
+    """The occurrence of a repaired drift."""
     return Occurrence(proxy, "Normal", "DriftRepaired", "Repair", about, note)
 
 
@@ -111,7 +111,7 @@ async def test_an_event_says_who_saw_what_of_whom(tmp_path: Path) -> None:
 
 
 async def test_repeats_are_counted_on_one_object(tmp_path: Path) -> None:
-    """The same reason about the same child is one object, whose series counts and tells the last time."""
+    """The same reason about the same child is one object, whose series has the count and the last time."""
     server = Server()
     async with recording(server, tmp_path) as recorder:
         for number in range(4):
@@ -122,8 +122,8 @@ async def test_repeats_are_counted_on_one_object(tmp_path: Path) -> None:
     assert event["note"] == "time 0"
 
 
-async def test_a_second_life_goes_on_counting(tmp_path: Path) -> None:
-    """Nothing but the server remembers, so a restarted operator counts on where the first one stopped."""
+async def test_a_restarted_operator_continues_the_count(tmp_path: Path) -> None:
+    """The count is stored in the Event only, so a restarted operator continues where the first one stopped."""
     server = Server()
     for _ in range(3):
         async with recording(server, tmp_path) as recorder:
@@ -132,8 +132,8 @@ async def test_a_second_life_goes_on_counting(tmp_path: Path) -> None:
     assert event["series"]["count"] == 3
 
 
-async def test_what_differs_is_told_apart(tmp_path: Path) -> None:
-    """Another child, or another life of the proxy, has an Event of its own."""
+async def test_what_differs_has_an_event_of_its_own(tmp_path: Path) -> None:
+    """Another child, or another incarnation of the proxy, has an Event of its own."""
     server = Server()
     reborn = PROXY | {"metadata": PROXY["metadata"] | {"uid": "u-2"}}
     async with recording(server, tmp_path) as recorder:
@@ -166,7 +166,7 @@ async def test_what_is_refused_is_dropped_and_the_next_is_sent(tmp_path: Path) -
     assert server.requests == ["POST"] * 4
 
 
-async def test_an_event_that_expired_in_between_is_let_go(tmp_path: Path) -> None:
+async def test_an_event_that_expired_in_between_is_dropped(tmp_path: Path) -> None:
     """An Event that is gone between the refused create and the read costs one count, and no error."""
     server = Server()
     async with recording(server, tmp_path) as recorder:

@@ -1,4 +1,4 @@
-"""The fence where it counts: between the decision to write and the bytes that leave, on real connections."""
+"""The check of the fencing token between the decision to write and the bytes that are sent, on real connections."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -115,7 +115,7 @@ async def test_a_write_that_waited_for_a_connection_is_checked_again(tmp_path: P
 
 
 async def test_a_write_that_stops_behind_its_head_is_never_complete(tmp_path: Path) -> None:
-    """A process that is stopped between head and body sends no body, so the API server carries nothing out."""
+    """A process that is stopped between head and body sends no body, so the API server does nothing."""
     now = 0.0
     token = FencingToken(0, 1, until=10.0, clock=lambda: now)
     checks = 0
@@ -152,8 +152,8 @@ async def test_a_renewal_does_not_wait_behind_other_requests(tmp_path: Path) -> 
     assert server.received[1].startswith(b"PUT ")
 
 
-async def test_an_event_is_told_on_the_right_of_the_round_that_it_is_about(tmp_path: Path) -> None:
-    """Events are sent later by another task, and carry the token along: a lost shard tells nothing any more."""
+async def test_an_event_is_sent_on_the_token_of_its_reconcile(tmp_path: Path) -> None:
+    """Events are sent later by another task and keep the token: after the shard is lost, none is sent."""
     now, current_token = 0.0, []
     token = FencingToken(0, 1, until=10.0, clock=lambda: now)
     proxy = {"apiVersion": "v1", "kind": "EnvoyProxy", "metadata": {"namespace": "a", "name": "web", "uid": "u"}}
@@ -178,7 +178,7 @@ async def test_an_event_is_told_on_the_right_of_the_round_that_it_is_about(tmp_p
 
 
 async def test_a_registry_outside_is_fenced_the_same_way() -> None:
-    """What PowerDNS is told depends on the same right; a read needs none."""
+    """Writes to PowerDNS need the same token; a read needs none."""
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""The store: monotonic whatever arrives late, twice or out of order, and in step with the server after a list."""
+"""The store: monotonic whatever arrives late, twice or out of order, and equal to the server after a list."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def known(store: Store) -> dict[str, int]:
 
 @pytest.mark.parametrize(("first", "then", "is_news"), [(5, 6, True), (5, 5, False), (5, 4, False), (9, 10, True)])
 def test_only_a_newer_version_is_news(first: int, then: int, *, is_news: bool) -> None:
-    """By watch and by our own answers alike; versions are numbers, not texts."""
+    """By a watch and by responses alike; versions are compared as numbers, not as text."""
     by_watch, by_answer = store_of(obj(first)), store_of(obj(first))
     assert bool(by_watch.apply_delta(Changed(CONFIG_MAP, obj(then)))) is is_news
     assert by_answer.learn(CONFIG_MAP, obj(then)) is is_news
@@ -50,7 +50,7 @@ def test_only_a_newer_version_is_news(first: int, then: int, *, is_news: bool) -
 
 
 def test_a_change_is_reported_once() -> None:
-    """What we learnt from our own write is no news when the watch tells it."""
+    """A version that was learned from a response is no change when the watch delivers it."""
     store = store_of()
     assert store.learn(CONFIG_MAP, obj(5))
     assert store.apply_delta(Changed(CONFIG_MAP, obj(5))) == ()
@@ -58,7 +58,7 @@ def test_a_change_is_reported_once() -> None:
 
 
 def test_a_deletion_removes_what_is_not_newer() -> None:
-    """The event carries the version of the deletion, so a newer object of that name is another life."""
+    """The event carries the version of the deletion; a newer object of that name was created after it, and stays."""
     store = store_of(obj(5))
     (gone,) = store.apply_delta(Deleted(CONFIG_MAP, obj(7)))
     assert version_of(gone) == 7
@@ -70,7 +70,7 @@ def test_a_deletion_removes_what_is_not_newer() -> None:
 
 
 def test_a_late_answer_does_not_resurrect() -> None:
-    """The answer to our own write, read after the watch told of a later deletion, is not believed."""
+    """The response to a write, read after the watch delivered a later deletion, restores nothing."""
     store = store_of(obj(5))
     store.apply_delta(Deleted(CONFIG_MAP, obj(7)))
     assert not store.learn(CONFIG_MAP, obj(6))
@@ -81,7 +81,7 @@ def test_a_late_answer_does_not_resurrect() -> None:
 
 
 def test_a_list_removes_what_it_does_not_name() -> None:
-    """What went while nobody watched is gone with the last page, and reported as it last was."""
+    """What was deleted while no watch ran is removed with the last page, and returned in its last state."""
     store = store_of(obj(5), obj(6, key=B))
     news = store.apply_delta(page(9, obj(8, key=B)))
     assert [(key_of(each).name, version_of(each)) for each in news] == [("b", 8), ("a", 5)]
@@ -96,7 +96,7 @@ def test_an_object_newer_than_a_list_stays() -> None:
 
 
 def test_a_stale_list_neither_removes_nor_resurrects() -> None:
-    """A list from before what the watch has shown brings back nothing, and takes nothing that it could not know."""
+    """A list older than what the watch delivered restores nothing, and removes nothing that is newer than itself."""
     store = store_of(obj(5), obj(11, key=B))
     store.apply_delta(Deleted(CONFIG_MAP, obj(12)))
     assert store.apply_delta(page(10, obj(5))) == ()
@@ -104,13 +104,13 @@ def test_a_stale_list_neither_removes_nor_resurrects() -> None:
 
 
 def test_a_list_as_new_as_the_watch_is_believed() -> None:
-    """At the very version that the watch has come to, a list is right."""
+    """A list at exactly the high-water mark of the watch is applied."""
     store = store_of(obj(5))
     assert store.apply_delta(page(5, obj(4, key=B), obj(5))) == (obj(4, key=B),)
 
 
 def test_nothing_is_gone_before_the_last_page() -> None:
-    """Pages add; only the last one removes, and what any page has named stays."""
+    """Pages add; only the last one removes, and what is on any page stays."""
     store = store_of(obj(1), obj(2, key=B))
     assert store.apply_delta(page(9, obj(1), last=False)) == ()
     assert known(store) == {"a": 1, "b": 2}
@@ -119,7 +119,7 @@ def test_nothing_is_gone_before_the_last_page() -> None:
 
 
 def test_a_first_page_forgets_an_unfinished_list() -> None:
-    """A list that broke off and starts over does not keep what only its first try has named."""
+    """A list that failed and starts again does not keep what only its first attempt contained."""
     store = store_of(obj(1), obj(2, key=B))
     store.apply_delta(page(9, obj(1), last=False))
     store.apply_delta(page(10, obj(2, key=B)))
@@ -134,7 +134,7 @@ def test_a_list_of_a_namespace_is_about_that_namespace() -> None:
 
 
 def test_a_watch_of_one_namespace_says_nothing_about_another() -> None:
-    """Each namespace has a list and a watch of its own, and one being ahead must not make another look stale."""
+    """Each namespace has its own list, watch and high-water mark: one that is ahead makes no other look stale."""
     store = store_of()
     store.apply_delta(page(100, obj(40), namespace="n"))
     store.apply_delta(Changed(CONFIG_MAP, obj(120)))
@@ -170,7 +170,7 @@ def test_what_the_store_gives_is_a_copy() -> None:
 
 @given(st.lists(st.text(max_size=2000), min_size=1, max_size=5))
 def test_what_goes_in_comes_out(texts: list[str]) -> None:
-    """Packing one object against another loses nothing, whatever they hold."""
+    """Compressing one object with another as dictionary loses nothing, whatever they contain."""
     store = store_of()
     for version, text in enumerate(texts, 1):
         store.learn(CONFIG_MAP, obj(version, key=Key("n", f"o{version}")) | {"text": text * 20})
@@ -195,7 +195,7 @@ def test_the_index_follows_every_change() -> None:
 
 
 class Deliveries(RuleBasedStateMachine):
-    """A server with a history; a store that hears of it late, twice, out of order, by lists, answers and a watch."""
+    """A server with a history, and a store that gets it late, twice, out of order, by lists, responses and a watch."""
 
     stale_lists = Bundle("stale_lists")
     late_answers = Bundle("late_answers")
@@ -212,7 +212,7 @@ class Deliveries(RuleBasedStateMachine):
 
     @rule(target=late_answers, key=st.sampled_from([A, B]), owner=st.sampled_from(["x", "y", None]))
     def write(self, key: Key, owner: str | None) -> Object:
-        """Somebody creates or changes an object; the answer may reach us whenever."""
+        """Somebody creates or changes an object; the response may arrive at any time."""
         self.version += 1
         self.server[key] = obj(self.version, key=key, owner=owner)
         self.history.append(Changed(CONFIG_MAP, self.server[key]))
@@ -229,12 +229,12 @@ class Deliveries(RuleBasedStateMachine):
 
     @rule(target=stale_lists)
     def list_begins(self) -> Listed:
-        """A list shows the server as it is now, and may be delivered whenever."""
+        """A list shows the server as it is now, and may be delivered at any time."""
         return page(self.version, *self.server.values())
 
     @rule(answer=consumes(late_answers))
     def answer_arrives(self, answer: Object) -> None:
-        """The answer to a write arrives, in whatever order."""
+        """The response to a write arrives, in any order."""
         self.store.learn(CONFIG_MAP, answer)
 
     @rule(answer=late_answers)
@@ -244,7 +244,7 @@ class Deliveries(RuleBasedStateMachine):
 
     @rule(listed=stale_lists)
     def list_arrives(self, listed: Listed) -> None:
-        """A list from whenever arrives, even from before what the watch has shown."""
+        """A list of any time arrives, even one older than what the watch delivered."""
         self.store.apply_delta(listed)
 
     @precondition(lambda self: self.watched < len(self.history))
@@ -264,7 +264,7 @@ class Deliveries(RuleBasedStateMachine):
 
     @invariant()
     def nothing_goes_back(self) -> None:
-        """No object is ever seen in an older version than before, nor after a deletion that the watch has told."""
+        """No object is ever in an older version than before, nor there after a deletion that the watch delivered."""
         for event in self.history[: self.watched]:
             if isinstance(event, Deleted):
                 self.dead_until[key_of(event.object)] = version_of(event.object)

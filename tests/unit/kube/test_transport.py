@@ -58,7 +58,7 @@ async def test_an_unreadable_token_file_leaves_the_last_token(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content", [b"s3cret\nline", b"s3cret\x00", "s3crét".encode(), b"s3cret\xff", b" \n"], ids=repr
 )
-async def test_a_file_without_a_token_that_can_be_sent_is_said_without_it(tmp_path: Path, content: bytes) -> None:
+async def test_an_error_about_a_token_file_shows_nothing_of_it(tmp_path: Path, content: bytes) -> None:
     """The sentence names the file and shows nothing of it; a token that was read before stays in use."""
     file = tmp_path / "token"
     file.write_bytes(content)
@@ -109,7 +109,7 @@ def runs(folder: Path) -> int:
 
 
 async def test_a_plugin_runs_once_for_many_callers_and_again_when_refused(tmp_path: Path) -> None:
-    """Concurrent requests share one run; a refused token is asked for anew; the plugin gets its environment."""
+    """Concurrent requests share one run; a refused token is requested again; the plugin gets its environment."""
     source = ExecToken(plugin(tmp_path, '{"kind":"ExecCredential","status":{"token":"t"}}'))
     async with anyio.create_task_group() as callers:
         for _ in range(5):
@@ -121,7 +121,7 @@ async def test_a_plugin_runs_once_for_many_callers_and_again_when_refused(tmp_pa
     assert (tmp_path / "env").read_text() == "told\n"
 
 
-async def test_an_expired_token_is_asked_for_anew(tmp_path: Path) -> None:
+async def test_an_expired_token_is_requested_again(tmp_path: Path) -> None:
     """A token past its expirationTimestamp is never sent."""
     past = '{"status":{"token":"t","expirationTimestamp":"2020-01-01T00:00:00Z"}}'
     source = ExecToken(plugin(tmp_path, past))
@@ -148,7 +148,7 @@ async def test_a_plugin_without_a_token_is_a_sentence(tmp_path: Path, answer: st
 
 
 async def test_a_plugin_that_fails_is_a_sentence(tmp_path: Path) -> None:
-    """A missing program and a failing one are told apart."""
+    """A missing program and a failing one have different messages."""
     with pytest.raises(httpx2.ConnectError, match="cannot run"):
         await ExecToken(ExecPlugin("v", str(tmp_path / "absent"))).authorization()
     with pytest.raises(httpx2.ConnectError, match="ended with 1"):
@@ -217,7 +217,7 @@ def shakes_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> bool:
 def test_unusable_certificates_are_refused_in_a_sentence(
     unusable: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is no PEM is told at the start, and no key stays behind in a file."""
+    """What is no PEM is an error at the start, and no key is left in a file."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ConfigurationError, match="cannot be used"):
         tls_context(unusable)

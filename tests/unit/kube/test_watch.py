@@ -1,9 +1,10 @@
-"""Following a kind through every trouble that a watch can have, in virtual time and without a network."""
+"""Following a kind through every failure that a list or watch can have, in virtual time and without a network."""
 
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +26,30 @@ from operator_app.errors import (
 )
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
-from operator_app.kube.watch import Complete, Ended, Failed, Happening, Listing, Watching, WatchTimes, after, follow
+from operator_app.kube.watch import Complete, Ended, Failed, Listing, Restart, Watching, WatchTimes, follow, next_state
 
-TIMES = WatchTimes(timeout_s=300, idle_timeout_s=0.01, healthy_after_s=10, backoff_base_s=1, backoff_cap_s=30)
+# Long enough for a busy machine: an empty stream must end long before it counts as silent or as healthy.
+TIMES = WatchTimes(timeout_s=300, idle_timeout_s=60, healthy_after_s=60, backoff_base_s=1, backoff_cap_s=30)
+IMPATIENT_TIMES = replace(TIMES, idle_timeout_s=0.01)
 LONG, SHORT = 1000.0, 0.001
 IDLE_TIMES = WatchTimes(idle_timeout_s=150)
 
 
-def news(reached: str, lasted_s: float, error: OperatorError | None = None) -> Ended:
-    """A stream that told something."""
-    return Ended(reached, heard=True, lasted_s=lasted_s, error=error)
+def delivering(version: str, lasted_s: float, error: OperatorError | None = None) -> Ended:
+    """A stream that delivered something."""
+    return Ended(version, has_delivered=True, lasted_s=lasted_s, error=error)
 
 
-def silence(reached: str, lasted_s: float, error: OperatorError | None = None) -> Ended:
-    """A stream that told nothing."""
-    return Ended(reached, heard=False, lasted_s=lasted_s, error=error)
+def silent(version: str, lasted_s: float, error: OperatorError | None = None) -> Ended:
+    """A stream that delivered nothing."""
+    return Ended(version, has_delivered=False, lasted_s=lasted_s, error=error)
 
 
 # --- the state machine, pure ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("state", "ended", "expected"),
+    ("state", "outcome", "expected"),
     [
         # a list
         (Listing(), Complete("5"), Watching("5")),
@@ -54,39 +57,39 @@ def silence(reached: str, lasted_s: float, error: OperatorError | None = None) -
         (Listing(), Failed(TransientError("x")), Listing(1)),
         (Listing(3), Failed(GoneError("x")), Listing(4)),
         (Listing(3), Failed(ForbiddenError("Forbidden", "x")), Listing(4)),
-        # a stream in good order
-        (Watching("5", 4), news("9", LONG), Watching("9")),
-        (Watching("5", 4), news("5", LONG), Watching("5")),
-        (Watching("5", 4), news("9", SHORT), Watching("9", 1)),
-        (Watching("5", 4), silence("5", SHORT), Watching("5", 5)),
-        # a stream that breaks
-        (Watching("5", 4), news("9", SHORT, TransientError("x")), Watching("9", 1)),
-        (Watching("5", 4), silence("5", 20, TransientError("x")), Watching("5", 1)),
-        (Watching("5", 4), silence("5", SHORT, TransientError("x")), Watching("5", 5)),
-        (Watching("5", 4), silence("5", SHORT, ThrottledError("x")), Watching("5", 5)),
+        # a stream that the server ended normally
+        (Watching("5", 4), delivering("9", LONG), Watching("9")),
+        (Watching("5", 4), delivering("5", LONG), Watching("5")),
+        (Watching("5", 4), delivering("9", SHORT), Watching("9", 1)),
+        (Watching("5", 4), silent("5", SHORT), Watching("5", 5)),
+        # a stream that failed
+        (Watching("5", 4), delivering("9", SHORT, TransientError("x")), Watching("9", 1)),
+        (Watching("5", 4), silent("5", 20, TransientError("x")), Watching("5", 1)),
+        (Watching("5", 4), silent("5", SHORT, TransientError("x")), Watching("5", 5)),
+        (Watching("5", 4), silent("5", SHORT, ThrottledError("x")), Watching("5", 5)),
         # what needs a list
-        (Watching("5"), silence("5", SHORT, GoneError("x")), Listing(1)),
-        (Watching("5", 4), silence("5", SHORT, GoneError("x")), Listing(5)),
-        (Watching("5", 4), news("9", LONG, GoneError("x")), Listing(1)),
-        (Watching("5"), silence("5", SHORT, NotFoundError("KindNotServed", "x")), Listing(1)),
-        (Watching("5"), news("9", SHORT, ForbiddenError("Forbidden", "x")), Listing(1)),
-        (Watching("5"), news("9", SHORT, InvalidError("BadRequest", "x")), Listing(1)),
-        # a stream that leads nowhere: once is chance, twice from the same place needs a list
-        (Watching("5"), silence("5", SHORT, UndecodableError("x")), Watching("5", 1, doubtful=True)),
-        (Watching("5"), news("9", SHORT, UndecodableError("x")), Watching("9", 1)),
-        (Watching("5", 1, doubtful=True), silence("5", SHORT, UndecodableError("x")), Listing(2)),
-        (Watching("5", 1, doubtful=True), silence("5", SHORT, TransientError("x")), Watching("5", 2)),
-        (Watching("5", 1, doubtful=True), news("9", SHORT, UndecodableError("x")), Watching("9", 1)),
-        (Watching("5"), silence("5", 150, TransientError("idle")), Watching("5", 1, doubtful=True)),
-        (Watching("5"), silence("5", 300), Watching("5", doubtful=True)),
-        (Watching("5", doubtful=True), silence("5", 300), Listing()),
-        (Watching("5", doubtful=True), news("5", 300), Watching("5")),
+        (Watching("5"), silent("5", SHORT, GoneError("x")), Listing(1)),
+        (Watching("5", 4), silent("5", SHORT, GoneError("x")), Listing(5)),
+        (Watching("5", 4), delivering("9", LONG, GoneError("x")), Listing(1)),
+        (Watching("5"), silent("5", SHORT, NotFoundError("KindNotServed", "x")), Listing(1)),
+        (Watching("5"), delivering("9", SHORT, ForbiddenError("Forbidden", "x")), Listing(1)),
+        (Watching("5"), delivering("9", SHORT, InvalidError("BadRequest", "x")), Listing(1)),
+        # a stream without progress: once is resumed, twice from the same resourceVersion needs a list
+        (Watching("5"), silent("5", SHORT, UndecodableError("x")), Watching("5", 1, is_stalled=True)),
+        (Watching("5"), delivering("9", SHORT, UndecodableError("x")), Watching("9", 1)),
+        (Watching("5", 1, is_stalled=True), silent("5", SHORT, UndecodableError("x")), Listing(2)),
+        (Watching("5", 1, is_stalled=True), silent("5", SHORT, TransientError("x")), Watching("5", 2)),
+        (Watching("5", 1, is_stalled=True), delivering("9", SHORT, UndecodableError("x")), Watching("9", 1)),
+        (Watching("5"), silent("5", 150, TransientError("idle")), Watching("5", 1, is_stalled=True)),
+        (Watching("5"), silent("5", 300), Watching("5", is_stalled=True)),
+        (Watching("5", is_stalled=True), silent("5", 300), Listing()),
+        (Watching("5", is_stalled=True), delivering("5", 300), Watching("5")),
     ],
     ids=str,
 )
-def test_what_follows_what(state: Listing | Watching, ended: Complete | Ended | Failed, expected: object) -> None:
+def test_what_follows_what(state: Listing | Watching, outcome: Complete | Ended | Failed, expected: object) -> None:
     """Each line is one rule of the state machine."""
-    assert after(state, ended, IDLE_TIMES) == expected
+    assert next_state(state, outcome, IDLE_TIMES) == expected
 
 
 def test_pauses_double_up_to_the_cap_and_are_never_zero() -> None:
@@ -158,7 +161,7 @@ def line(type_: str, name: str, version: int) -> bytes:
 
 
 def stream(*pieces: bytes | None) -> httpx2.Response:
-    """A watch that tells these lines and ends."""
+    """A watch that delivers these lines and ends."""
     return httpx2.Response(200, stream=Body(*pieces))
 
 
@@ -176,12 +179,12 @@ class Run:
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
-        self.troubles: list[type[OperatorError]] = []
-        self.happenings: list[Happening] = []
+        self.errors: list[type[OperatorError]] = []
+        self.restarts: list[Restart] = []
         self.pauses_s: list[float] = []
 
     @property
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """The deltas, in short."""
         words = []
         for delta in self.deltas:
@@ -198,7 +201,7 @@ class Run:
 
 @pytest.fixture
 def run(kubeconfig: Path) -> Callable[..., Run]:
-    """Follow a scripted server to the end of its script; pauses are noted and not slept."""
+    """Follow a scripted server to the end of its script; pauses are recorded and not slept."""
 
     def runner(server: Server, **options: Any) -> Run:
         done = Run()
@@ -206,21 +209,21 @@ def run(kubeconfig: Path) -> Callable[..., Run]:
         async def sleep(pause_s: float) -> None:
             done.pauses_s.append(pause_s)
 
-        def trouble(kind: Kind, error: OperatorError) -> None:
+        def on_error(kind: Kind, error: OperatorError) -> None:
             assert kind == error.kind == CONFIG_MAP
-            done.troubles.append(type(error))
+            done.errors.append(type(error))
 
         async def main() -> None:
             async with Cluster.connect(
                 kubeconfig=kubeconfig, user_agent="test/1", transport_wrapper=lambda _: server
             ) as cluster:
+                chosen: dict[str, Any] = {"sink": done.deltas.append, "rand": lambda: 0.0, "times": TIMES}
                 await follow(
                     cluster,
                     CONFIG_MAP,
-                    **{"sink": done.deltas.append, "rand": lambda: 0.0} | options,
-                    settings=TIMES,
-                    on_trouble=trouble,
-                    on_event=done.happenings.append,
+                    **chosen | options,
+                    on_error=on_error,
+                    on_restart=done.restarts.append,
                     sleep=sleep,
                 )
 
@@ -232,7 +235,7 @@ def run(kubeconfig: Path) -> Callable[..., Run]:
 
 
 def test_a_list_and_what_changed_since(run: Callable[..., Run]) -> None:
-    """Pages arrive marked, changes follow, and a bookmark moves the place to resume from without a delta."""
+    """Pages arrive marked, changes follow, and a bookmark moves the resourceVersion to resume from without a delta."""
     server = Server(
         page(5, "a", "b", more="t1"),
         page(5, "c", more="t2"),
@@ -240,10 +243,10 @@ def test_a_list_and_what_changed_since(run: Callable[..., Run]) -> None:
         stream(line("ADDED", "d", 6), line("MODIFIED", "a", 7), line("DELETED", "b", 8), line("BOOKMARK", "", 12)),
     )
     done = run(server)
-    assert done.told == ["[a,b@5", "c@5", "]@5", "+d@6", "+a@7", "-b@8"]
+    assert done.summary == ["[a,b@5", "c@5", "]@5", "+d@6", "+a@7", "-b@8"]
     assert server.asked == ["list", "list t1", "list t2", "watch 5", "watch 12"]
-    assert done.happenings == ["reconnect"]
-    assert done.troubles == []
+    assert done.restarts == ["reconnect"]
+    assert done.errors == []
 
 
 def test_deltas_name_their_kind_and_scope(run: Callable[..., Run]) -> None:
@@ -254,34 +257,34 @@ def test_deltas_name_their_kind_and_scope(run: Callable[..., Run]) -> None:
 
 
 @pytest.mark.parametrize("gone", [refusal(410), stream(GONE_IN_STREAM)], ids=["answer", "in-stream"])
-def test_gone_in_any_form_lists_anew(run: Callable[..., Run], gone: httpx2.Response) -> None:
-    """After 410 the stale version is not asked for again, and what was deleted meanwhile is missing from the list."""
+def test_gone_in_any_form_lists_again(run: Callable[..., Run], gone: httpx2.Response) -> None:
+    """After 410 the old version is not requested again; what was deleted meanwhile is missing from the list."""
     server = Server(page(5, "a", "b"), stream(line("MODIFIED", "a", 6)), gone, page(20, "a"))
     done = run(server)
     assert server.asked == ["list", "watch 5", "watch 6", "list", "watch 20"]
-    assert done.told == ["[a,b]@5", "+a@6", "[a]@20"]
-    assert done.happenings == ["reconnect", "relist"]
-    assert done.troubles == [GoneError]
+    assert done.summary == ["[a,b]@5", "+a@6", "[a]@20"]
+    assert done.restarts == ["reconnect", "relist"]
+    assert done.errors == [GoneError]
 
 
-def test_gone_between_pages_begins_the_list_anew(run: Callable[..., Run]) -> None:
+def test_gone_between_pages_restarts_the_list(run: Callable[..., Run]) -> None:
     """A continue token that expired discards the pages before it: the next page is a first one."""
     done = run(Server(page(5, "a", more="t1"), refusal(410), page(9, "b")))
-    assert done.told == ["[a@5", "[b]@9"]
+    assert done.summary == ["[a@5", "[b]@9"]
 
 
 def test_list_gone_list_gone_slows_down(run: Callable[..., Run]) -> None:
-    """A server that answers every watch with 410 is asked ever more slowly."""
+    """A server that answers every watch with 410 gets requests at growing intervals."""
     done = run(Server(*[answer for version in range(5, 12) for answer in (page(version), refusal(410))]))
     assert done.pauses_s == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
-    assert done.happenings == ["relist"] * 7
+    assert done.restarts == ["relist"] * 7
 
 
 def test_an_empty_stream_does_not_spin(run: Callable[..., Run]) -> None:
-    """A 200 that ends at once, again and again, is asked for ever more slowly; a stream with news begins anew."""
+    """Streams that end at once are requested at growing intervals; one that delivers something resets the pause."""
     done = run(Server(page(5), *[stream() for _ in range(7)], stream(line("ADDED", "a", 6)), stream()))
     assert done.pauses_s == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 0.5, 1.0]
-    assert done.troubles == []
+    assert done.errors == []
 
 
 @pytest.mark.parametrize(
@@ -297,47 +300,47 @@ def test_an_empty_stream_does_not_spin(run: Callable[..., Run]) -> None:
     ],
     ids=repr,
 )
-def test_a_failure_resumes_from_the_same_place(run: Callable[..., Run], failure: Answer) -> None:
+def test_a_failure_resumes_from_the_same_version(run: Callable[..., Run], failure: Answer) -> None:
     """Connection and server failures cost a pause, never a list."""
     server = Server(page(5, "a"), failure, stream(line("ADDED", "b", 6)))
     done = run(server)
     assert server.asked == ["list", "watch 5", "watch 5", "watch 6"]
-    assert done.told == ["[a]@5", "+b@6"]
-    assert done.troubles == [TransientError]
+    assert done.summary == ["[a]@5", "+b@6"]
+    assert done.errors == [TransientError]
     assert done.pauses_s[:1] == [0.5]
 
 
-def test_the_servers_wish_is_a_lower_bound(run: Callable[..., Run]) -> None:
+def test_retry_after_is_a_lower_bound(run: Callable[..., Run]) -> None:
     """Retry-After lengthens a pause, for lists and for watches."""
     done = run(Server(refusal(429, Retry_After="9"), page(5), refusal(503, Retry_After="40"), refusal(503)))
-    assert done.troubles == [ThrottledError, TransientError, TransientError]
+    assert done.errors == [ThrottledError, TransientError, TransientError]
     assert done.pauses_s == [9.0, 40.0, 2.0]
 
 
-def test_a_silent_stream_is_left(run: Callable[..., Run]) -> None:
-    """A half-open connection is given up after the idle deadline; twice from one place, and the list is made anew."""
+def test_a_silent_stream_is_closed(run: Callable[..., Run]) -> None:
+    """A half-open connection is closed after the idle timeout; twice from one version, and the kind is listed."""
     server = Server(page(5), stream(line("ADDED", "a", 6), None), stream(None), stream(None), page(9))
-    done = run(server)
+    done = run(server, times=IMPATIENT_TIMES)
     assert server.asked == ["list", "watch 5", "watch 6", "watch 6", "list", "watch 9"]
-    assert done.troubles == [TransientError] * 3
+    assert done.errors == [TransientError] * 3
 
 
 def test_a_stream_cut_inside_an_object_resumes_before_it(run: Callable[..., Run]) -> None:
-    """The half object is not lost: it is told again by the next stream."""
+    """The half object is not lost: the next stream delivers it."""
     whole = line("ADDED", "b", 7)
     server = Server(page(5), stream(line("ADDED", "a", 6) + whole[:20]), stream(whole))
     done = run(server)
     assert server.asked == ["list", "watch 5", "watch 6", "watch 7"]
-    assert done.told == ["[]@5", "+a@6", "+b@7"]
-    assert done.troubles == [UndecodableError]
+    assert done.summary == ["[]@5", "+a@6", "+b@7"]
+    assert done.errors == [UndecodableError]
 
 
-def test_an_undecodable_line_is_passed_by_a_list(run: Callable[..., Run]) -> None:
-    """What stays undecodable at the same place is not asked for for ever."""
+def test_an_undecodable_line_is_skipped_by_a_list(run: Callable[..., Run]) -> None:
+    """A line that stays undecodable is requested twice and then skipped by a list."""
     server = Server(page(5), stream(b"?\n"), stream(b"?\n"), page(9, "a"))
     done = run(server)
     assert server.asked == ["list", "watch 5", "watch 5", "list", "watch 9"]
-    assert done.troubles == [UndecodableError] * 2
+    assert done.errors == [UndecodableError] * 2
 
 
 @pytest.mark.parametrize(
@@ -348,21 +351,21 @@ def test_an_undecodable_line_is_passed_by_a_list(run: Callable[..., Run]) -> Non
 def test_a_kind_that_is_not_there_yet_is_waited_for(
     run: Callable[..., Run], answer: httpx2.Response, expected: type[OperatorError]
 ) -> None:
-    """A missing CRD or permission is told and tried again, at a bounded pace, until it is there."""
+    """A missing CRD or permission is reported and requested again, at bounded intervals, until it is there."""
     server = Server(*[answer] * 8, page(5, "a"))
     done = run(server)
-    assert done.troubles == [expected] * 8
+    assert done.errors == [expected] * 8
     assert done.pauses_s == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
-    assert done.told == ["[a]@5"]
-    assert done.happenings == []
+    assert done.summary == ["[a]@5"]
+    assert done.restarts == []
 
 
-def test_a_kind_that_went_and_came_back_is_listed(run: Callable[..., Run]) -> None:
-    """When a CRD is removed under a watch, its successor's objects are listed and not assumed."""
+def test_a_kind_that_was_removed_and_served_again_is_listed(run: Callable[..., Run]) -> None:
+    """When a CRD is removed during a watch and created again, its objects are listed."""
     server = Server(page(5, "a"), httpx2.Response(404, text="404 page not found"), page(50))
     done = run(server)
     assert server.asked == ["list", "watch 5", "list", "watch 50"]
-    assert done.told == ["[a]@5", "[]@50"]
+    assert done.summary == ["[a]@5", "[]@50"]
 
 
 def test_streams_do_not_all_end_together(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,11 +373,11 @@ def test_streams_do_not_all_end_together(run: Callable[..., Run], monkeypatch: p
     asked: list[int] = []
     original = Cluster.watch
 
-    def noting(self: Cluster, kind: Kind, **options: Any) -> object:
+    def recording(self: Cluster, kind: Kind, **options: Any) -> object:
         asked.append(options["timeout_s"])
         return original(self, kind, **options)
 
-    monkeypatch.setattr(Cluster, "watch", noting)
+    monkeypatch.setattr(Cluster, "watch", recording)
     draws: Iterator[float] = iter([0.0, 0.0, 0.999, 0.0, 0.5, 0.0, 0.0])
     run(Server(page(5), stream(), stream(), stream()), rand=lambda: next(draws))
     assert asked[:3] == [300, 599, 450]
@@ -402,10 +405,10 @@ def test_other_tasks_run_between_pages(kubeconfig: Path) -> None:
                 cluster,
                 CONFIG_MAP,
                 sink=lambda _: seen.append(turns),
-                settings=TIMES,
+                times=TIMES,
                 rand=lambda: 0.0,
-                on_trouble=lambda *_: None,
-                on_event=lambda _: None,
+                on_error=lambda *_: None,
+                on_restart=lambda _: None,
             )
 
     with pytest.raises(ExceptionGroup) as ended:
@@ -415,7 +418,7 @@ def test_other_tasks_run_between_pages(kubeconfig: Path) -> None:
 
 
 def test_errors_of_the_sink_get_out(run: Callable[..., Run]) -> None:
-    """A defect in the store stops the program; it is not taken for trouble of the watch."""
+    """A defect in the store stops the program; it is not handled as a failure of the watch."""
     server = Server(page(5, "a"))
     with pytest.raises(ZeroDivisionError):
         run(server, sink=lambda _: 1 / 0)

@@ -11,7 +11,6 @@ from anyio.abc import TaskGroup
 
 from operator_app.api.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Object
 from operator_app.api.records import RecordState
-from operator_app.apply import Outcome, Problem
 from operator_app.errors import ConflictError, FencedError, OperatorError, TerminalError, ThrottledError, TransientError
 from operator_app.registration import audit, registrar
 from operator_app.registration.audit import outside_entries
@@ -20,6 +19,7 @@ from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
+from operator_app.results import Outcome, Problem
 from tests.unit.scripted_api import Clock, Rooms, ScriptedApi, ok, rooms
 from tests.unit.ssa.field_sets import stored
 

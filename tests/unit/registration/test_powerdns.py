@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from pytest_httpx import HTTPXMock
 
 from operator_app.api.kinds import Key, Object
-from operator_app.apply import Outcome
 from operator_app.errors import (
     LONGEST_WAIT_S,
     ConfigurationError,
@@ -46,6 +45,7 @@ from operator_app.registration.powerdns.dns import (
 )
 from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
+from operator_app.results import Outcome
 from operator_app.settings import Settings
 from tests.paths import ROOT
 

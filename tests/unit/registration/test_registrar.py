@@ -10,7 +10,6 @@ import pytest
 
 from operator_app.api.kinds import Key, Object
 from operator_app.api.records import RecordState
-from operator_app.apply import Problem
 from operator_app.errors import ConfigurationError
 from operator_app.registration.audit import FIXABLE, Finding, FindingKind, Survey, findings, table
 from operator_app.registration.backoff import Backoff
@@ -18,6 +17,7 @@ from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry, Name
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
 from operator_app.registration.registry import OutsideRecord, Record
+from operator_app.results import Problem
 from operator_app.settings import Settings
 
 PROXY = Key("team-a", "checkout")

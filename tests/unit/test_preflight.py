@@ -1,4 +1,4 @@
-"""What the operator finds out before it starts: namespaces that are not there, settings that cost more than told."""
+"""What is checked before the start: namespaces that do not exist, settings that cost more than they seem to."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -8,8 +8,8 @@ import httpx2
 import pytest
 import structlog
 
-from operator_app.app import _refuse_unknown_namespaces, _warn_of_settings
 from operator_app.errors import ConfigurationError
+from operator_app.preflight import refuse_unknown_namespaces, warn_of_settings
 from operator_app.settings import Settings
 from tests.unit.kube.scripted_client import cluster_over
 
@@ -19,7 +19,7 @@ OWN = "edge-system"
 
 
 async def checked(folder: Path, existing: Collection[str], served: tuple[str, ...], *, forbidden: str = "") -> None:
-    """The check of the namespaces that are to be served, at a server that answers once all of them were asked for."""
+    """The check of the namespaces that are to be served, at a server that responds once all of them were requested."""
     asked: set[str] = set()
     everything = anyio.Event()
 
@@ -38,11 +38,11 @@ async def checked(folder: Path, existing: Collection[str], served: tuple[str, ..
         return httpx2.Response(404, json=status)
 
     async with cluster_over(httpx2.MockTransport(answer), folder, request_timeout_s=1) as cluster:
-        await _refuse_unknown_namespaces(cluster, Settings(namespace=OWN, namespaces=served))
+        await refuse_unknown_namespaces(cluster, Settings(namespace=OWN, namespaces=served))
 
 
-async def test_a_namespace_that_has_gone_stops_no_other(tmp_path: Path) -> None:
-    """It is told, and the others are served; all are asked for at the same time, so silence costs one time-out."""
+async def test_a_missing_namespace_affects_no_other(tmp_path: Path) -> None:
+    """It is logged, and the others are served; all are requested at the same time, so silence costs one time-out."""
     with structlog.testing.capture_logs() as logs:
         await checked(tmp_path, {OWN, "a"}, ("a", "gone", "hidden"), forbidden="hidden")
     assert {(each["event"], each["namespace"]) for each in logs} == {
@@ -52,7 +52,7 @@ async def test_a_namespace_that_has_gone_stops_no_other(tmp_path: Path) -> None:
 
 
 async def test_where_nothing_can_be_served_the_operator_does_not_start(tmp_path: Path) -> None:
-    """Without its own namespace, or without a single one of those to serve; one that can't be seen may be there."""
+    """Without its own namespace, or without any of those to serve; one that can't be read may exist."""
     with pytest.raises(ConfigurationError, match="there is no namespace 'edge-system'; create it, or name another"):
         await checked(tmp_path, {"a"}, ("a",))
     with pytest.raises(ConfigurationError, match="there is no namespace 'x' and no namespace 'y'; create"):
@@ -61,10 +61,10 @@ async def test_where_nothing_can_be_served_the_operator_does_not_start(tmp_path:
     await checked(tmp_path, {OWN}, ())
 
 
-def test_a_patience_shorter_than_the_pause_of_bookmarks_is_told() -> None:
-    """Tests and trials may have it; whoever runs it unawares reads why every quiet kind is listed again and again."""
+def test_an_idle_timeout_below_the_bookmark_interval_is_logged() -> None:
+    """It is allowed, for tests; the warning says why every quiet kind is listed again and again."""
     with structlog.testing.capture_logs() as logs:
-        _warn_of_settings(Settings())
+        warn_of_settings(Settings())
         assert logs == []
-        _warn_of_settings(Settings(watch_idle_timeout_s=20))
+        warn_of_settings(Settings(watch_idle_timeout_s=20))
     assert [each["event"] for each in logs] == ["watch_idle_timeout_short"]

@@ -1,0 +1,46 @@
+"""The audit that each resync ends with: findings between proxies and records, as metrics and log lines.
+
+What is a finding belongs to ``registration.audit``. Nothing is removed here.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import structlog
+
+from operator_app.kube.store import Store
+from operator_app.observability.metrics import Metrics
+from operator_app.registration.audit import FindingKind, findings, outside_entries, survey_of
+from operator_app.registration.registrar import Registries
+
+log = structlog.get_logger(__name__)
+
+
+class PeriodicAudit:
+    """Compares the store with the registries. ``namespaces`` are the served ones; without any, all are served."""
+
+    def __init__(self, store: Store, registries: Registries, metrics: Metrics, *, namespaces: Sequence[str]) -> None:
+        self._store = store
+        self._registries = registries
+        self._metrics = metrics
+        self._namespaces = namespaces
+
+    async def run(self) -> None:
+        """Read every registry, set the gauge of each kind of finding, and log what was found.
+
+        What reading a registry raises is logged; the gauges then stay as they are, if it was no ``OperatorError``.
+        """
+        try:
+            outside, failed = await outside_entries(self._registries)
+        except Exception:
+            # A registry may be a plugin of somebody else; its bug must not end the resyncs.
+            log.exception("audit_crashed")
+            return
+        for name, error in failed.items():
+            log.warning("registry_unread", registry=name, error=str(error))
+        found = findings(await survey_of(self._store, outside, namespaces=self._namespaces))
+        counts = Counter(each.kind for each in found)
+        for kind in FindingKind:
+            self._metrics.audit_findings.labels(kind.value).set(counts[kind])
+        if found:
+            log.warning("audit_findings", **{kind.value: count for kind, count in counts.items()})

@@ -1,0 +1,103 @@
+"""Which objects the operator watches, and in which served namespaces it has listed all of them. Pure.
+
+A *scope* is one list or watch of one kind: a namespace, or all of them, and a label selector. The operator serves the
+namespaces of its settings, or the whole cluster. A served namespace is *synced* once every watched kind has been listed
+completely for it. Each one is synced independently of the others, so a namespace that can't be listed delays no other.
+
+What a change of a watched object causes belongs in ``triggers``; the watches are started by the application.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypedDict
+
+from operator_app.api.kinds import (
+    CHILD_KINDS,
+    ENVOY_PROXY,
+    FIELD_MANAGER,
+    HOSTNAME_CLAIM,
+    LABEL_MANAGED_BY,
+    LABEL_TENANT,
+    NAMESPACE,
+    PROXY_REGISTRATION,
+    Kind,
+    Object,
+)
+from operator_app.desired import controller_uid
+from operator_app.kube.store import Index, Store
+from operator_app.registration.ledger import proxy_of
+
+MANAGED_BY_US: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
+"""Label selector of every object that this operator creates."""
+
+
+def hostname_of(proxy: Object) -> str | None:
+    """The hostname in a proxy's spec; ``None`` where it declares none."""
+    hostname: str | None = ((proxy.get("spec") or {}).get("registration") or {}).get("hostname")
+    return hostname
+
+
+INDEXES: Final[Mapping[Kind, Index]] = {
+    ENVOY_PROXY: hostname_of,
+    NAMESPACE: lambda _: None,
+    PROXY_REGISTRATION: proxy_of,
+    HOSTNAME_CLAIM: proxy_of,
+    **dict.fromkeys(CHILD_KINDS, controller_uid),
+}
+"""Every kind that the store keeps, with the index by which its objects are looked up."""
+
+
+class Scope(TypedDict):
+    """One list or watch, as keyword arguments of ``Cluster.list`` and ``follow``; ``None`` means no restriction."""
+
+    namespace: str | None
+    labels: str | None
+
+
+class Scopes:
+    """The scopes of one operator. Iterating yields each watched kind with each of its scopes.
+
+    ``namespace`` is the operator's own namespace. ``namespaces`` are the served ones; without any, all are served.
+    """
+
+    def __init__(self, store: Store, *, namespace: str, namespaces: Sequence[str]) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._served: tuple[str | None, ...] = tuple(sorted(set(namespaces))) or (None,)
+        self._synced: set[str | None] = set()
+        # Namespaces are cluster-scoped: an operator that serves only some need not be allowed to watch them.
+        self.kinds = tuple(kind for kind in INDEXES if kind != NAMESPACE or not namespaces)
+
+    def __iter__(self) -> Iterator[tuple[Kind, Scope]]:
+        for kind in self.kinds:
+            scopes = [self._scope(kind, namespace) for namespace in self._served]
+            yield from ((kind, scope) for index, scope in enumerate(scopes) if scope not in scopes[:index])
+
+    def is_synced(self, namespace: str) -> bool:
+        """Whether every watched kind has been listed completely for ``namespace``, so that it may be reconciled."""
+        return not self._synced.isdisjoint((None, namespace))
+
+    @property
+    def is_any_synced(self) -> bool:
+        """Whether some served namespace is synced."""
+        return bool(self._synced)
+
+    def newly_synced(self) -> tuple[str | None, ...]:
+        """The served namespaces (``None``: all of the cluster) that have become synced since the last call."""
+        new = tuple(
+            namespace
+            for namespace in self._served
+            if namespace not in self._synced
+            and all(self._store.is_synced(kind, self._scope(kind, namespace)["namespace"]) for kind in self.kinds)
+        )
+        self._synced.update(new)
+        return new
+
+    def _scope(self, kind: Kind, namespace: str | None) -> Scope:
+        """The scope of ``kind`` that serving ``namespace`` (``None``: all of them) needs."""
+        if kind == ENVOY_PROXY:
+            return {"namespace": namespace, "labels": None}
+        if kind == NAMESPACE:
+            return {"namespace": None, "labels": LABEL_TENANT}
+        if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
+            return {"namespace": self._namespace, "labels": MANAGED_BY_US}
+        return {"namespace": namespace, "labels": MANAGED_BY_US}

@@ -1,0 +1,131 @@
+"""From a change of a watched object to keys in the queue: which EnvoyProxies, how urgently, in which tenant's lane.
+
+Every change of an object enqueues the proxies that it affects, and the reconcile finds out what there is to do. Only
+keys of synced namespaces whose shard this replica holds are enqueued: the others are enqueued by ``enqueue_shard``,
+once the namespace is synced or the shard is acquired.
+"""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import anyio.lowlevel
+
+from operator_app.api.kinds import (
+    ENVOY_PROXY,
+    HOSTNAME_CLAIM,
+    LABEL_TENANT,
+    NAMESPACE,
+    PROXY_REGISTRATION,
+    Key,
+    Kind,
+    Object,
+    key_of,
+)
+from operator_app.controller.scopes import Scopes
+from operator_app.controller.workqueue import Priority
+from operator_app.desired import proxy_key
+from operator_app.kube.deltas import Deleted, Delta, Listed
+from operator_app.kube.fencing import FencingToken
+from operator_app.kube.store import Store
+from operator_app.registration.ledger import proxy_of
+
+ENQUEUE_BATCH: Final = 100
+"""Proxies of an acquired shard that are enqueued between two turns of the event loop."""
+
+Enqueue = Callable[[Key, str, Priority], None]
+"""Adds a key to the queue, in the lane of a tenant (``WorkerPool.enqueue``)."""
+
+
+class Shards(Protocol):
+    """Which shard a namespace belongs to, and whether this replica holds it (``Elector``)."""
+
+    def shard(self, namespace: str, /) -> int:
+        """The shard of a namespace."""
+
+    def token(self, namespace: str, /) -> FencingToken | None:
+        """The fencing token of the namespace's shard; ``None`` where this replica does not hold it."""
+
+
+class Triggers:
+    """Applies changes to the store and enqueues the proxies that they affect."""
+
+    def __init__(self, store: Store, scopes: Scopes, shards: Shards, enqueue: Enqueue) -> None:
+        self._store = store
+        self._scopes = scopes
+        self._shards = shards
+        self._enqueue = enqueue
+
+    def apply_delta(self, delta: Delta) -> None:
+        """Apply what a watch delivered, and enqueue the proxies that each changed object affects."""
+        for obj in self._store.apply_delta(delta):
+            self.enqueue_affected(delta.kind, obj, priority_of(delta, obj))
+
+    def apply_own_delete(self, delta: Deleted) -> None:
+        """Apply a delete that the operator sent itself, so that no reconcile waits for the watch to deliver it."""
+        self._store.apply_delta(delta)
+        self.enqueue_affected(delta.kind, delta.object, Priority.REPAIR)
+
+    def enqueue_affected(self, kind: Kind, obj: Object, priority: Priority) -> None:
+        """Enqueue the proxy that owns an object and, for a claim, every proxy that declares its hostname."""
+        owner = owner_of(kind, obj)
+        affected = {owner} if owner is not None else set()
+        if kind == HOSTNAME_CLAIM:
+            affected.update(map(key_of, self._store.indexed(ENVOY_PROXY, obj["spec"]["hostname"])))
+        for key in affected:
+            self.enqueue(key, priority)
+
+    async def enqueue_shard(self, shard: int) -> None:
+        """Enqueue every proxy of a shard, since its last holder may have left any of them half reconciled."""
+        for count, key in enumerate(self.known_proxies(), 1):
+            if self._shards.shard(key.namespace) == shard:
+                is_urgent = _is_unserved(self._store.get(ENVOY_PROXY, key))
+                self.enqueue(key, Priority.USER if is_urgent else Priority.RESYNC)
+            if count % ENQUEUE_BATCH == 0:
+                await anyio.lowlevel.checkpoint()
+
+    def enqueue(self, key: Key, priority: Priority) -> bool:
+        """Enqueue a proxy if its namespace is synced and this replica holds its shard. Returns whether it did."""
+        if not self._scopes.is_synced(key.namespace) or self._shards.token(key.namespace) is None:
+            return False
+        self._enqueue(key, self.tenant_of(key.namespace), priority)
+        return True
+
+    def known_proxies(self, namespace: str | None = None) -> set[Key]:
+        """Every proxy of a namespace (``None``: of all) that exists, or that a record or a claim still names."""
+        named = (owner for kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM) for owner in self._store.index_values(kind))
+        return {key for key in (*self._store.keys(ENVOY_PROXY), *named) if namespace in (None, key.namespace)}
+
+    def tenant_of(self, namespace: str) -> str:
+        """The tenant of a namespace, which is its lane in the queue: its tenant label, or its own name without one."""
+        labelled = self._store.get(NAMESPACE, Key("", namespace)) if NAMESPACE in self._scopes.kinds else None
+        tenant: str | None = labelled["metadata"].get("labels", {}).get(LABEL_TENANT) if labelled else None
+        return tenant or namespace
+
+
+def owner_of(kind: Kind, obj: Object) -> Key | None:
+    """The proxy that an object belongs to; ``None`` for a Namespace, whose new tenant label needs no reconcile.
+
+    By the object's name and not by its owner reference, so that deletions and removed references find it, too.
+    """
+    if kind == ENVOY_PROXY:
+        return key_of(obj)
+    if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
+        return proxy_of(obj)
+    if kind == NAMESPACE:
+        return None
+    return proxy_key(key_of(obj))
+
+
+def priority_of(delta: Delta, obj: Object) -> Priority:
+    """``USER`` for a generation or a deletion that was not acted on yet, ``RESYNC`` in a list, else ``REPAIR``."""
+    if delta.kind == ENVOY_PROXY and _is_unserved(obj):
+        return Priority.USER
+    return Priority.RESYNC if isinstance(delta, Listed) else Priority.REPAIR
+
+
+def _is_unserved(proxy: Object | None) -> bool:
+    """Whether a proxy's generation or deletion has not been acted on yet; False for a proxy that does not exist."""
+    if proxy is None:
+        return False
+    observed = (proxy.get("status") or {}).get("observedGeneration")
+    return observed != proxy["metadata"]["generation"] or "deletionTimestamp" in proxy["metadata"]

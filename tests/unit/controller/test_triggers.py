@@ -1,0 +1,164 @@
+"""Triggers: which proxies a change enqueues, with which priority, and in which lane."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from operator_app.api.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    HOSTNAME_CLAIM,
+    LABEL_TENANT,
+    NAMESPACE,
+    PROXY_REGISTRATION,
+    Key,
+    Kind,
+    Object,
+)
+from operator_app.controller.scopes import INDEXES, Scopes
+from operator_app.controller.triggers import Triggers
+from operator_app.controller.workqueue import Priority
+from operator_app.desired import child_key
+from operator_app.kube.deltas import Changed, Deleted, Listed
+from operator_app.kube.fencing import FencingToken
+from operator_app.kube.store import Store
+
+pytestmark = pytest.mark.anyio
+
+WEB = Key("team-a", "web")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The operator runs on asyncio."""
+    return "asyncio"
+
+
+@dataclass
+class World:
+    """Triggers of an operator that serves everything; every namespace is of shard 0 unless ``elsewhere`` has it."""
+
+    elsewhere: set[str] = field(default_factory=set)
+    enqueued: list[tuple[Key, str, Priority]] = field(default_factory=list)
+    versions: int = 10
+
+    def __post_init__(self) -> None:
+        self.store = Store(INDEXES)
+        self.scopes = Scopes(self.store, namespace="edge-system", namespaces=())
+        self.triggers = Triggers(self.store, self.scopes, self, lambda *added: self.enqueued.append(added))
+
+    def shard(self, namespace: str, /) -> int:
+        """1 for a namespace of the other replica."""
+        return int(namespace in self.elsewhere)
+
+    def token(self, namespace: str, /) -> FencingToken | None:
+        """A token for shard 0."""
+        return None if self.shard(namespace) else FencingToken(0, 1, until=1.0, clock=lambda: 0.0)
+
+    def sync(self) -> None:
+        """Let every kind be listed, and nothing be there."""
+        for kind, scope in self.scopes:
+            self.triggers.apply_delta(Listed(kind, scope["namespace"], (), "5", first=True, last=True))
+        assert self.scopes.newly_synced() == (None,)
+
+    def change(self, kind: Kind, obj: Object) -> list[tuple[Key, str, Priority]]:
+        """Deliver a change, and return what it enqueues, in the order of the keys."""
+        self.versions += 1
+        obj["metadata"]["resourceVersion"] = str(self.versions)
+        self.enqueued.clear()
+        self.triggers.apply_delta(Changed(kind, obj))
+        return sorted(self.enqueued)
+
+
+@pytest.fixture
+def world() -> World:
+    """An operator whose namespaces are all synced."""
+    world = World()
+    world.sync()
+    return world
+
+
+def proxy(key: Key = WEB, *, hostname: str | None = None, observed: int | None = None) -> Object:
+    """A proxy of generation 1."""
+    spec = {"registration": {"hostname": hostname}} if hostname else {}
+    metadata = {"namespace": key.namespace, "name": key.name, "uid": f"u-{key.name}", "generation": 1}
+    return {"metadata": metadata, "spec": spec, "status": {"observedGeneration": observed}}
+
+
+def named(key: Key, **spec: object) -> Object:
+    """An object of any kind."""
+    return {"metadata": {"namespace": key.namespace, "name": key.name, "uid": "u"}, "spec": spec}
+
+
+def test_a_proxy_is_urgent_until_its_generation_is_observed(world: World) -> None:
+    """An edit and a deletion rank as the user's, any other change of a proxy as a repair."""
+    assert world.change(ENVOY_PROXY, proxy()) == [(WEB, "team-a", Priority.USER)]
+    assert world.change(ENVOY_PROXY, proxy(observed=1)) == [(WEB, "team-a", Priority.REPAIR)]
+    deleted = proxy(observed=1)
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert world.change(ENVOY_PROXY, deleted) == [(WEB, "team-a", Priority.USER)]
+
+
+@pytest.mark.parametrize("kind", [CONFIG_MAP, DEPLOYMENT])
+def test_a_child_enqueues_the_proxy_of_its_name(world: World, kind: Kind) -> None:
+    """By its name, so that it works without an owner reference; other objects enqueue nothing."""
+    assert world.change(kind, named(child_key(WEB))) == [(WEB, "team-a", Priority.REPAIR)]
+    assert world.change(kind, named(Key("team-a", "unrelated"))) == []
+
+
+def test_a_claim_enqueues_its_proxy_and_all_that_declare_its_hostname(world: World) -> None:
+    """Whoever waits for the hostname is reconciled when it is released."""
+    world.change(ENVOY_PROXY, proxy(Key("team-b", "rival"), hostname="web.example.org"))
+    spec = {"hostname": "web.example.org", "proxy": {"namespace": "team-a", "name": "web"}}
+    claim = named(Key("edge-system", "claim"), **spec)
+    expected = [(WEB, "team-a", Priority.REPAIR), (Key("team-b", "rival"), "team-b", Priority.REPAIR)]
+    assert world.change(HOSTNAME_CLAIM, claim) == expected
+    world.enqueued.clear()
+    world.triggers.apply_own_delete(Deleted(HOSTNAME_CLAIM, claim))
+    assert sorted(world.enqueued) == expected
+    assert world.store.keys(HOSTNAME_CLAIM) == ()
+
+
+def test_a_listed_proxy_that_is_served_ranks_last(world: World) -> None:
+    """A list after a start or a 410 is not urgent, except for generations that were not observed yet."""
+    served, new = proxy(observed=1), proxy(Key("team-a", "new"))
+    for each in (served, new):
+        each["metadata"]["resourceVersion"] = "20"
+    world.triggers.apply_delta(Listed(ENVOY_PROXY, None, (served, new), "21", first=True, last=True))
+    assert [(key.name, priority) for key, _, priority in sorted(world.enqueued)] == [
+        ("new", Priority.USER),
+        ("web", Priority.RESYNC),
+    ]
+
+
+def test_the_lane_is_the_tenant_label_of_the_namespace(world: World) -> None:
+    """A changed label enqueues nothing, and counts from the next change on."""
+    labelled: Object = {"metadata": {"name": "team-a", "labels": {LABEL_TENANT: "acme"}}}
+    assert world.change(NAMESPACE, labelled) == []
+    assert world.change(ENVOY_PROXY, proxy()) == [(WEB, "acme", Priority.USER)]
+
+
+def test_nothing_is_enqueued_before_the_namespace_is_synced_or_for_another_replica() -> None:
+    """The store has the change; who may reconcile the proxy enqueues it with its shard."""
+    world = World(elsewhere={"team-b"})
+    assert world.change(ENVOY_PROXY, proxy()) == []
+    world.sync()
+    assert world.change(ENVOY_PROXY, proxy(Key("team-b", "web"))) == []
+    assert Key("team-b", "web") in world.store.keys(ENVOY_PROXY)
+
+
+async def test_an_acquired_shard_enqueues_its_proxies_and_what_records_still_name(world: World) -> None:
+    """Proxies that wait for a reconcile come first; of other shards none is enqueued."""
+    world.elsewhere.add("team-b")
+    for each in (proxy(observed=1), proxy(Key("team-a", "new")), proxy(Key("team-b", "web"))):
+        world.change(ENVOY_PROXY, each)
+    record = named(Key("edge-system", "record"), proxy={"namespace": "team-a", "name": "gone"})
+    world.change(PROXY_REGISTRATION, record)
+    world.enqueued.clear()
+    await world.triggers.enqueue_shard(0)
+    assert sorted((key.name, priority) for key, _, priority in world.enqueued) == [
+        ("gone", Priority.RESYNC),
+        ("new", Priority.USER),
+        ("web", Priority.RESYNC),
+    ]
