@@ -69,7 +69,7 @@ def wait_repaired(admin: Kube, key: Key) -> None:
 def logged(operator: OperatorProcess, kind: str = "Service") -> list[Object]:
     """The log lines about one child that list field changes."""
     return [
-        line for line in operator.log() if line.get("event") == "child" and line["kind"] == kind and line["reasons"]
+        line for line in operator.log() if line.get("event") == "child" and line["kind"] == kind and line["changes"]
     ]
 
 
@@ -82,7 +82,7 @@ def test_a_repair_names_field_manager_time_and_values(admin: Kube, key: Key, run
     (entry,) = [each for each in broken["metadata"]["managedFields"] if each["manager"] == "kubectl-edit"]
     (line,) = logged(running_operator)
     assert (line["proxy"], line["generation"], line["outcome"]) == (str(key), 1, "configured")
-    assert line["reasons"] == [
+    assert line["changes"] == [
         {
             "field": TARGET_PORT,
             "drift": "taken",
@@ -170,9 +170,9 @@ def test_an_edit_logs_its_field_changes_as_well(admin: Kube, key: Key, running_o
     admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 3, "resources": {"limits": {"cpu": "1"}}}})
     wait_reconciled(admin, key)
     (line,) = logged(running_operator, "Deployment")
-    reasons = {each["field"]: (each["drift"], each["was"], each["becomes"]) for each in line["reasons"]}
-    assert reasons[".spec.replicas"] == ("outdated", 1, 3)
-    assert all(each["managers"] == [] for each in line["reasons"])
+    changes = {each["field"]: (each["drift"], each["was"], each["becomes"]) for each in line["changes"]}
+    assert changes[".spec.replicas"] == ("outdated", 1, 3)
+    assert all(each["managers"] == [] for each in line["changes"])
     assert logged(running_operator, "ConfigMap") == []
 
 
@@ -195,12 +195,12 @@ def test_neither_secrets_nor_configurations_reach_log_and_events(
     everything = running_operator.log_text() + json.dumps(events(admin, key))
     assert secret not in everything
     assert marker not in everything
-    assert "POD_NAME" in json.dumps(logged(running_operator, "Deployment")[0]["reasons"])
+    assert "POD_NAME" in json.dumps(logged(running_operator, "Deployment")[0]["changes"])
     (config_map,) = logged(running_operator, "ConfigMap")
-    (reason,) = config_map["reasons"]
-    assert reason["field"] == f".data.{CONFIG_FILE}"
-    assert "characters, sha256" in reason["was"]
-    assert "characters, sha256" in reason["becomes"]
+    (change,) = config_map["changes"]
+    assert change["field"] == f".data.{CONFIG_FILE}"
+    assert "characters, sha256" in change["was"]
+    assert "characters, sha256" in change["becomes"]
 
 
 def test_a_repair_during_contention_of_another_child_is_reported(
