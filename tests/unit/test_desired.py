@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Kind, Object
@@ -140,7 +140,6 @@ def shuffled(value: Json, chance: Any) -> Json:  # noqa: ANN401
     return [shuffled(each, chance) for each in value] if isinstance(value, list) else value
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_fields_does_not_matter(chance: Any) -> None:  # noqa: ANN401
     """Children are equal, to the byte of the configuration, for any order of the fields of a spec."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
@@ -301,7 +301,6 @@ OBSERVATIONS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(OBSERVATIONS)
 def test_conditions_never_contradict_each_other(observation: Observation) -> None:
     """At most one of Stalled and Reconciling, none while Ready; Ready is the three together and a finished rollout."""
@@ -326,7 +325,6 @@ def test_conditions_never_contradict_each_other(observation: Observation) -> Non
         assert "Reconciled" not in is_true
 
 
-@settings(deadline=None)
 @given(OBSERVATIONS)
 def test_nothing_but_flips_depends_on_the_clock(observation: Observation) -> None:
     """What was stored once is the same an hour later: a status without news is never written."""
