@@ -28,7 +28,8 @@ from tests.e2e.controlplane import (
 )
 from tests.e2e.controlplane.audit import service_account_user
 from tests.e2e.kube import Kube
-from tests.e2e.node.fixture import standin_node as standin_node  # noqa: PLC0414  # a fixture is found by its import
+from tests.e2e.node.fixture import nodes as nodes  # noqa: PLC0414  # a fixture is found by its import
+from tests.e2e.node.fixture import nodes_or_why_not as nodes_or_why_not  # noqa: PLC0414  # as above
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
 from tests.e2e.proxies import leave_nothing
 from tests.e2e.shipped import CRDS, operator_identity

@@ -1,6 +1,5 @@
 """Every property of the API, walked: each value converges, is idempotent and valid, and the way back leads home."""
 
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ from operator_app.kinds import CONFIG_MAP, ENVOY_PROXY, FIELD_MANAGER, Key, Kind
 from operator_app.ownership import differences
 from tests import api_cases
 from tests.e2e.kube import Kube
-from tests.e2e.node.container import ENVOY
+from tests.e2e.node.envoy import configuration_error
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
     CONVERGE_TIMEOUT_S,
@@ -152,6 +151,4 @@ def _refusal(config: str, directory: Path) -> str | None:
     """What real Envoy has against a configuration."""
     file = directory / f"{hash(config)}.json"
     file.write_text(config)
-    command = [str(ENVOY), "--mode", "validate", "-l", "warning", "-c", str(file)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.stderr[-1000:] if done.returncode else None
+    return configuration_error(file)

@@ -108,6 +108,21 @@ class ControlPlane:
         return self._layout.kubeconfig(ADMIN)
 
     @property
+    def authority(self) -> Authority:
+        """The certificate authority, for what joins this cluster."""
+        return self._authority
+
+    @property
+    def port(self) -> int:
+        """The API server's, on 127.0.0.1."""
+        return self._port
+
+    @property
+    def proxy_socket(self) -> Path:
+        """Where the API server expects the way to kubelets, Pods and Services (HTTP CONNECT), once there is a node."""
+        return self._layout.proxy_socket
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ids by component name, for measuring."""
         return {component.name: component.pid for component in self._components}
@@ -126,8 +141,9 @@ class ControlPlane:
         binary = built_binary(self._report)
         started_mono = time.monotonic()
         self._layout = Layout(resources.enter_context(_state_directory()))
-        names = ("127.0.0.1", "localhost", "kubernetes.default.svc", components.KUBERNETES_SERVICE_ADDRESS)
-        authority = Authority.create(self.state / "pki", *names)
+        names = ("127.0.0.1", "localhost", "kubernetes.default.svc", *components.ADDRESSES_INSIDE)
+        self._authority = authority = Authority.create(self.state / "pki", *names)
+        self._layout.egress.write_text(yaml.safe_dump(components.egress_selector(self._layout)), encoding="utf-8")
         self._layout.audit_policy.write_text(
             yaml.safe_dump(policy(OPERATOR_NAMESPACE, with_bodies=self._audit_bodies)), encoding="utf-8"
         )
@@ -171,6 +187,7 @@ class ControlPlane:
                     if "address already in use" in component.log():
                         continue
                     raise
+            self._port = port
             return server
         msg = f"kube-apiserver lost the race for a port {PORT_ATTEMPTS} times"
         raise StartError(msg)
