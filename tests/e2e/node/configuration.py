@@ -189,12 +189,16 @@ def cni_network() -> Object:
 def corefile(files: Files) -> str:
     """The cluster's names; every other name does not exist, at once, as there is nobody to ask."""
     return f"""\
-.:53 {{
+cluster.local in-addr.arpa {{
     bind {NODE_ADDRESS}
     errors
     kubernetes cluster.local in-addr.arpa {{
         kubeconfig {files.kubeconfig("coredns")}
     }}
+}}
+. {{
+    bind {NODE_ADDRESS}
+    errors
     template ANY ANY . {{
         rcode NXDOMAIN
     }}
