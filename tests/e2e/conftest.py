@@ -54,7 +54,12 @@ def control_plane(pytestconfig: pytest.Config) -> Iterator[Cluster]:
             print(line, file=sys.stderr, flush=True)
 
     external = os.environ.get("E2E_KUBECONFIG")
-    cluster = ExternalCluster(Path(external), crds=CRDS) if external else ControlPlane(crds=CRDS, report=report)
+    log = os.environ.get("E2E_AUDIT_LOG")
+    cluster: ExternalCluster | ControlPlane = (
+        ExternalCluster(Path(external), crds=CRDS, audit_log=Path(log) if log else None)
+        if external
+        else ControlPlane(crds=CRDS, report=report)
+    )
     with ExitStack() as resources:
         try:
             resources.enter_context(cluster)

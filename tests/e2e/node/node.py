@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -53,18 +53,26 @@ class Node:
     it kills everything at once; the same happens when this process dies, ``kill -9`` included, and neither process, nor
     mount, nor network is left then. (An empty cgroup is, where even the node's keeper was killed; the next one removes
     it.) The node's addresses exist inside its network only: ``inside`` leads there. ``logs`` is an existing directory
-    for the logs of the node's programs; without one they go with the cluster's state.
+    for the logs of the node's programs; without one they go with the cluster's state. ``more_images`` are archives as
+    ``docker save`` writes them, beside Envoy's own image.
 
     Raises ``NodeUnavailableError`` where no node can run, ``NodeError`` where it does not come up, ``BuildError`` and
     ``ToolchainError``. Starting takes minutes when its programs are built for the first time, else seconds.
     """
 
-    def __init__(self, cluster: ControlPlane, report: Report = lambda _line: None, logs: Path | None = None) -> None:
+    def __init__(
+        self,
+        cluster: ControlPlane,
+        report: Report = lambda _line: None,
+        logs: Path | None = None,
+        more_images: Sequence[Path] = (),
+    ) -> None:
         self.name = NODE_NAME
         self._cluster = cluster
         self._report = report
         self._files = Files(cluster.state / "node")
         self._logs = logs or self._files.directory
+        self._more_images = more_images
         self._resources = ExitStack()
         self._keeper: subprocess.Popen[str] | None = None
         self._pid = 0
@@ -113,12 +121,16 @@ class Node:
         processes = f"--pid=/proc/{self._pid}/ns/pid_for_children"
         return ["nsenter", f"--target={self._pid}", "--mount", "--net", processes, "--", *command]
 
+    def ctr(self, *arguments: str) -> list[str]:
+        """The words that run containerd's own client inside the node, in the kubelet's namespace of containers."""
+        return self.command(str(self._programs / "ctr"), "--namespace=k8s.io", *arguments)
+
     def _start(self, resources: ExitStack) -> None:
         requirements.ensure(self._report, self._cluster.state, cache_directory(), REPOSITORY, Path(sys.prefix))
         kubernetes = built_binary(self._report)
-        programs = built_programs(PROGRAMS, self._report)
+        self._programs = programs = built_programs(PROGRAMS, self._report)
         started_mono = time.monotonic()
-        archives = [images.pause_image(programs / "pause").packed(), images.envoy_image().packed()]
+        archives = [images.pause_image(programs / "pause").packed(), images.envoy_image().packed(), *self._more_images]
         self._write_credentials()
         plan = Plan(
             directory=str(self._files.directory),

@@ -159,7 +159,7 @@ def test_a_machine_without_what_it_takes_is_told_in_one_sentence(monkeypatch: py
         requirements.ensure(print)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda *_args, **_options: None)
-    with pytest.raises(NodeUnavailableError, match=r"^no Pods can run here: .*missing: .*runc.*$"):
+    with pytest.raises(NodeUnavailableError, match=r"^no Pods can run here: .*missing.*runc.*$"):
         requirements.ensure(print)
     with pytest.raises(NodeUnavailableError, match=r"^no Pods can run here: /run/x is below /run.*$"):
         requirements.ensure(print, Path("/run/x"))
