@@ -22,8 +22,8 @@ from tests.e2e.prerequisites import lacking
 
 HERE: Final = Path(__file__).parent
 OPERATOR: Final = Key(OPERATOR_NAMESPACE, "operator-app")
-IMAGE_NAME: Final = "docker.io/library/operator-app:dev"
-"""As ``manifests/kustomization.yaml`` names it, in full."""
+IMAGE_NAME: Final = "operator-app:dev"
+"""As ``manifests/kustomization.yaml`` names it."""
 
 INSTALL_TIMEOUT_S: Final = 120.0
 

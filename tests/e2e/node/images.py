@@ -39,7 +39,10 @@ _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image to pack: ``files`` of this machine and ``texts``, both by their path inside; sizes in bytes."""
+    """An image to pack: ``files`` of this machine and ``texts``, both by their path inside.
+
+    ``name`` is as in a Pod; containerd completes it when it imports the archive, as the kubelet does when it looks.
+    """
 
     name: str
     entrypoint: str
@@ -119,7 +122,7 @@ def envoy_image() -> Image:
         "/etc/passwd": "root:x:0:0:root:/:/\nenvoy:x:101:101:envoy:/:/\n",
         "/etc/group": "root:x:0:\nenvoy:x:101:\n",
     }
-    return Image(f"docker.io/{ENVOY_IMAGE}", _ENVOY_PATH, {_ENVOY_PATH: ENVOY} | libraries, texts)
+    return Image(ENVOY_IMAGE, _ENVOY_PATH, {_ENVOY_PATH: ENVOY} | libraries, texts)
 
 
 def pause_image(program: Path) -> Image:
