@@ -7,6 +7,7 @@ the stage is not known here.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,13 +171,19 @@ def local_stage(logs: Path, report: Report) -> Iterator[Stage]:
     with ExitStack() as resources:
         cluster = resources.enter_context(ControlPlane(crds=CRDS, report=report))
         admin = resources.enter_context(Kube(cluster.kubeconfig))
-        node: Node | None = None
-        try:
-            node = resources.enter_context(Node(cluster, report, logs))
-        except NodeUnavailableError as error:
-            report(f"node: {error}")
-        _make(admin, objects_in(*IDENTITY), None)
-        operator = _running_operator(cluster, logs, report, resources)
+        local = Node(cluster, report, logs)
+        resources.callback(local.stop)
+        # Both take seconds, and neither needs the other.
+        with ThreadPoolExecutor(1) as background:
+            starting = background.submit(local.start)
+            _make(admin, objects_in(*IDENTITY), None)
+            operator = _running_operator(cluster, logs, report, resources)
+            node: Node | None = local
+            try:
+                starting.result()
+            except NodeUnavailableError as error:
+                report(f"node: {error}")
+                node = None
         yield Stage(cluster, admin, operator, node, cluster.audit(), None)
 
 

@@ -14,9 +14,10 @@ import pytest
 
 from operator_app.kinds import NAMESPACE, Key
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.controlplane.build import built_binary, cache_directory
+from tests.e2e.controlplane.build import built_binary, built_programs, cache_directory
 from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, kind_of, kubeconfig_context, wait_until
 from tests.e2e.node import Node, NodeUnavailableError
+from tests.e2e.node.node import PROGRAMS
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 from tests.e2e.prerequisites import lacking
 from tests.e2e.shipped import CRDS, IDENTITY
@@ -33,7 +34,7 @@ DEV: Final = (sys.executable, "-m", "tests.e2e.dev")
 
 @pytest.fixture(scope="module", autouse=True)
 def _binary(pytestconfig: pytest.Config) -> None:
-    """The control plane is built before a test's time limit runs."""
+    """Control plane and node are built before a test's time limit runs."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
 
     def report(line: str) -> None:
@@ -41,6 +42,7 @@ def _binary(pytestconfig: pytest.Config) -> None:
             print(line, file=sys.stderr, flush=True)
 
     built_binary(report)
+    built_programs(PROGRAMS, report)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +240,8 @@ def test_a_dev_cluster_stays_until_it_is_stopped(tmp_path: Path) -> None:
     """Start leaves it running and prints its KUBECONFIG, a second start finds the same one, stop ends all of it."""
     cache = tmp_path / "operator-app"
     cache.mkdir()
-    (cache / "controlplane").symlink_to(cache_directory() / "controlplane")
+    for name in ("controlplane", "images", "node"):
+        (cache / name).symlink_to(cache_directory() / name)
     variables = {"XDG_CACHE_HOME": str(tmp_path)}
     try:
         first = run(*DEV, **variables)
