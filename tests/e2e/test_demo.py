@@ -23,9 +23,13 @@ from tests.e2e.prerequisites import lacking
 from tests.e2e.shipped import CRDS, IDENTITY
 from tests.e2e.stage import objects_in
 
-pytestmark = pytest.mark.skipif(
-    bool(os.environ.get("E2E_KUBECONFIG")), reason="the demo removes what it makes: it is tried on clusters of its own"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        bool(os.environ.get("E2E_KUBECONFIG")),
+        reason="the demo removes what it makes: it is tried on clusters of its own",
+    ),
+    pytest.mark.timeout(300),  # each starts clusters and nodes, the garbage collector looks every 30 s, and Pods drain
+]
 
 ROOT: Final = Path(__file__).parents[2]
 DEMO: Final = (sys.executable, "-m", "tests.e2e.demo", "--quiet-seconds=3")
@@ -176,7 +180,6 @@ def still_running(processes: Mapping[int, str]) -> dict[int, str]:
     return {number: command for number, command in processes.items() if now.get(number) == command}
 
 
-@pytest.mark.timeout(300)  # the garbage collector learns of the new kinds within 30 s, and Pods drain for 30 s
 def test_the_demo_leaves_a_borrowed_cluster_as_it_was(somebodys_cluster: ControlPlane) -> None:
     """With E2E_KUBECONFIG it plays there, asks by way of the API server, and removes all that it made."""
     demo = run(*DEMO, E2E_KUBECONFIG=str(somebodys_cluster.kubeconfig))
