@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-import httpx2
 import pytest
 
 from operator_app.desired import child_key
@@ -15,6 +14,7 @@ from operator_app.kinds import DEPLOYMENT, ENVOY_PROXY, NAMESPACE, PROXY_REGISTR
 from tests.cluster.conftest import OPERATOR, Installed, available
 from tests.e2e.controlplane import service_account_user
 from tests.e2e.kube import POD, KubeError, wait_until
+from tests.e2e.node.network import get
 from tests.e2e.proxies import holds
 from tests.e2e.shipped import MANIFESTS
 
@@ -41,10 +41,8 @@ def ask(installed: Installed, path: str = "/") -> tuple[int, str]:
     """Status and text of one answer at the cluster IP of the sample's Service, on a connection of its own."""
     address = installed.admin.get(SERVICE, child_key(PROXY))["spec"]["clusterIP"]
     with installed.node.inside():
-        answer = httpx2.get(
-            f"http://{address}{path}", headers={"Host": "checkout.example.com"}, trust_env=False, timeout=5
-        )
-    return answer.status_code, answer.text.strip()
+        code, text = get(address, 80, path, host="checkout.example.com")
+    return code, text.strip()
 
 
 def test_its_pods_are_ready_restricted_and_nobody(installed: Installed) -> None:
@@ -103,7 +101,7 @@ def test_no_request_fails_while_its_pods_are_replaced(installed: Installed) -> N
         while not ended.is_set():
             try:
                 got = ask(installed)
-            except (httpx2.HTTPError, OSError) as error:
+            except OSError as error:
                 got = (0, repr(error))
             if got != (200, "hello from app"):
                 failures.append(f"{time.monotonic():.2f} {got}")

@@ -36,7 +36,7 @@ from operator_app.kinds import (
 )
 from operator_app.ownership import dotted, owners_of
 from tests.e2e.kube import POD, KubeError, wait_until
-from tests.e2e.node import Node
+from tests.e2e.node import Node, network
 from tests.e2e.node.envoy import configuration_error
 from tests.e2e.proxies import holds, record_key
 from tests.e2e.shipped import MANIFESTS
@@ -200,7 +200,7 @@ def _ask(stage: Stage, story: Story) -> None:
     port = service["ports"][0]
     if stage.node is not None:
         story.say(f"Service {CHILD} has the cluster IP {service['clusterIP']}, which the node's network knows")
-        _ask_service(stage.node, f"http://{service['clusterIP']}:{port['port']}", story)
+        _ask_service(stage.node, service["clusterIP"], port["port"], story)
     else:
         name = f"{_pods(stage)[0]['metadata']['name']}:{port['targetPort']}"
         _ask_through_api_server(stage, f"/api/v1/namespaces/{CHILD.namespace}/pods/{name}/proxy", story)
@@ -223,7 +223,7 @@ def _is_available(deployment: Object) -> bool:
     return bool((deployment.get("status") or {}).get("availableReplicas"))
 
 
-def _ask_service(node: Node, base: str, story: Story) -> None:
+def _ask_service(node: Node, address: str, port: int, story: Story) -> None:
     """Ask at the Service's cluster IP, a new connection each time, so that any of the Pods may answer."""
     for path, host, expected in (
         ("/", "checkout.example.com", "hello from app"),
@@ -233,10 +233,9 @@ def _ask_service(node: Node, base: str, story: Story) -> None:
 
         def get(path: str = path, host: str = host) -> tuple[int, str]:
             with node.inside():
-                answer = httpx2.get(base + path, headers={"Host": host}, trust_env=False, timeout=5)
-            return answer.status_code, answer.text
+                return network.get(address, port, path, host=host)
 
-        _expect(story, f"GET {base}{path} with Host: {host}", get, expected)
+        _expect(story, f"GET http://{address}:{port}{path} with Host: {host}", get, expected)
 
 
 def _ask_through_api_server(stage: Stage, base: str, story: Story) -> None:

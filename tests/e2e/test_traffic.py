@@ -6,7 +6,6 @@ import socket
 import time
 from typing import Any, Final
 
-import httpx2
 import pytest
 
 from operator_app.api import READINESS_PORT
@@ -14,6 +13,7 @@ from operator_app.desired import child_key, selector_labels
 from operator_app.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
 from tests.e2e.kube import POD, SERVICE_ACCOUNT, Kube, wait_until
 from tests.e2e.node.fixture import Nodes
+from tests.e2e.node.network import get
 from tests.e2e.proxies import a_proxy, condition, family, history, holds, kstatus, version, wait_ready
 
 IMAGE: Final = "envoyproxy/envoy:v1.40.0"
@@ -132,10 +132,8 @@ class Client:
 
     def __call__(self, address: str, port: int, host: str = "shop.example.com", path: str = "/") -> tuple[int, str]:
         """Status and text of one answer, on a connection of its own."""
-        url = f"http://{address}:{port}{path}"
         with self._nodes.inside():
-            answer = httpx2.get(url, headers={"Host": host}, trust_env=False, timeout=3)
-        return answer.status_code, answer.text
+            return get(address, port, path, host=host, timeout_s=3)
 
 
 def test_requests_reach_the_backend_that_is_declared(admin: Kube, namespace: str, nodes: Nodes) -> None:

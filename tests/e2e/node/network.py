@@ -5,6 +5,7 @@ made it (setns(2), network_namespaces(7)), so a client that connects inside the 
 """
 
 import ctypes
+import http.client
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,22 @@ def inside(namespace: Path) -> Iterator[None]:
             yield
         finally:
             _enter(before.fileno())
+
+
+def get(address: str, port: int, path: str = "/", *, host: str = "", timeout_s: float = 5.0) -> tuple[int, str]:
+    """Status and text of the answer to one HTTP request, on a connection of its own, from where this thread is.
+
+    Raises ``OSError`` where there is no whole answer.
+    """
+    connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path, headers={"Host": host or address})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    except http.client.HTTPException as error:
+        raise OSError(f"no whole answer from {address}:{port}: {error!r}") from error
+    finally:
+        connection.close()
 
 
 def _enter(namespace_fd: int) -> None:
