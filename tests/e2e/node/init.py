@@ -64,9 +64,11 @@ def _started(plan: Plan) -> list[Component]:
         if not containerd.is_running or time.monotonic() > deadline_mono:
             raise SystemExit(f"containerd did not start\n{containerd.log_tail()}")
         time.sleep(0.02)
+    # It takes the kubelet longer to be ready than the images to be there, and nobody is told before both are so.
+    kubelet = Component(Path(plan.kubernetes), configuration.kubelet(files), logs)
     for image in plan.images:
         _run("ctr", "--namespace=k8s.io", "images", "import", "--local", image)
-    kubelet = Component(Path(plan.kubernetes), configuration.kubelet(files), logs)
+    print("images", flush=True)
     return [coredns, kube_proxy, containerd, kubelet]
 
 

@@ -1,7 +1,8 @@
 """``python -m tests.e2e.node.keeper PLAN``: the process that a node lives and dies with, outside of the node.
 
 It makes the cgroup, starts the node's first process in namespaces of its own, and carries the two ways through them.
-It prints the process id whose namespaces are the node's once the network is there. When its standard input ends, which
+It prints the process id whose namespaces are the node's once the network is there, and a second line once all images
+are. When its standard input ends, which
 it does when whoever started it ends, however, it kills the whole node, removes the cgroup and ends. If it is killed
 itself, the node dies all the same (``init.py`` reads a pipe from here), and the next keeper removes the empty cgroup.
 """
@@ -56,6 +57,9 @@ async def _keep(plan: Plan, node: subprocess.Popen[bytes]) -> int:
     inwards = await relay.serve_inwards(namespace, Path(plan.proxy_socket))
     async with outwards, inwards:
         print(node.pid, flush=True)
+        if not await asyncio.to_thread(node.stdout.readline):
+            return 1
+        print("images", flush=True)
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(sys.stdin, _read_until_end, ended)

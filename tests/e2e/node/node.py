@@ -147,6 +147,7 @@ class Node:
             for kind, manifest in _objects():
                 admin.apply(kind, manifest, force=True)
             self._start_keeper(plan, resources)
+            self._wait_for_images()
             self._wait_ready(admin)
         self._report(f"node: {self.name} is ready after {time.monotonic() - started_mono:.1f} s")
 
@@ -192,6 +193,12 @@ class Node:
             if time.monotonic() > deadline_mono:
                 raise NodeError("\n".join([f"the node was not ready within {START_TIMEOUT_S:g} s", *self._log_tails()]))
             time.sleep(POLL_INTERVAL_S)
+
+    def _wait_for_images(self) -> None:
+        assert self._keeper is not None
+        assert self._keeper.stdout is not None
+        if not self._keeper.stdout.readline():
+            raise NodeError("\n".join(["the node ended while starting", *self._log_tails()]))
 
     def _log_tails(self) -> Iterator[str]:
         for log in sorted(self._logs.glob("*.log")):
