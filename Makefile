@@ -129,6 +129,10 @@ image: ## Build the container image IMAGE=operator-app:dev with buildah, docker 
 image-test: $(STAMP) ## Build the image on this machine alone and run it (root, buildah, debootstrap; minutes)
 	@$(PYTEST) tests/delivery $(ARGS)
 
+.PHONY: test-cluster
+test-cluster: $(STAMP) ## The image from the Dockerfile in Pods on a real node, then the e2e suite on that cluster (root; minutes)
+	@$(PYTEST) tests/cluster $(ARGS)
+
 .PHONY: clean
 clean: ## Remove .venv and what tools left behind in the working tree
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

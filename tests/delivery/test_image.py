@@ -1,46 +1,21 @@
 """The image: built from the Dockerfile on this machine alone, then run.
 
-No container engine and no image registry is needed: the base is made by debootstrap, buildah builds in a chroot, and
-both keep everything below one temporary directory. Root is needed for either.
+How it is built without a container engine, ``images.py`` says.
 """
 
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import yaml
 
+from tests.delivery.images import Buildah, build_base, build_operator, missing_tools
 from tests.paths import ROOT
 
-SUITE: Final = "bookworm"
-"""A Debian release whose python3 is new enough (3.11)."""
-
-HOST_FILES: Final = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/resolv.conf")
-"""How this host reaches its package index; mounted read-only for the build, never written into the image."""
-
 pytestmark = [pytest.mark.delivery, pytest.mark.timeout(900)]
-
-
-class Buildah:
-    """buildah with a storage of its own, so that no image of the machine's user is used and none is left."""
-
-    def __init__(self, directory: Path) -> None:
-        self._command = ("buildah", "--root", str(directory / "storage"), "--runroot", str(directory / "run"))
-        self._environ = {**os.environ, "BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
-
-    def __call__(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run one sub-command. A failure shows the end of what it printed."""
-        done = subprocess.run(
-            (*self._command, *arguments), env=self._environ, capture_output=True, text=True, check=False
-        )
-        if check and done.returncode:
-            pytest.fail(f"buildah {arguments[0]} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-        return done
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +23,7 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
     """A builder whose storage lives as long as this module; skips where images can't be built."""
     if os.geteuid() != 0:
         pytest.skip("building an image in a chroot needs root")
-    if missing := [tool for tool in ("buildah", "debootstrap") if shutil.which(tool) is None]:
+    if missing := missing_tools():
         pytest.skip(f"not installed: {', '.join(missing)} (Debian: apt-get install {' '.join(missing)})")
     directory = tmp_path_factory.mktemp("image")
     yield Buildah(directory)
@@ -58,30 +33,13 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
 @pytest.fixture(scope="module")
 def base_image(buildah: Buildah, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Debian with Python and nothing else, made here because no image registry may be reached."""
-    context = tmp_path_factory.mktemp("base")
-    root = context / "root"
-    subprocess.run(
-        ("debootstrap", "--variant=minbase", "--include=ca-certificates,python3,python3-venv", SUITE, str(root)),
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    archive = ("tar", "-C", str(root), "-cf", str(context / "root.tar"), "--exclude=./dev/*", "--exclude=./proc/*", ".")
-    subprocess.run(archive, check=True)
-    shutil.rmtree(root)
-    (context / "Dockerfile").write_text("FROM scratch\nADD root.tar /\n")
-    buildah("build", "-t", "base", str(context))
-    shutil.rmtree(context)
-    return "localhost/base"
+    return build_base(buildah, tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
 def image(buildah: Buildah, base_image: str) -> str:
     """The operator's image, built from the working tree."""
-    mounts = [f"--volume={path}:{path}:ro" for path in HOST_FILES if Path(path).exists()]
-    buildah(
-        "build", "--network=host", f"--build-arg=BUILD_IMAGE={base_image}", *mounts, "-t", "operator-app", str(ROOT)
-    )
-    return "localhost/operator-app"
+    return build_operator(buildah, base_image)
 
 
 @pytest.fixture(scope="module")

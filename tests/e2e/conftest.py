@@ -27,7 +27,8 @@ from tests.e2e.controlplane import (
     ToolchainError,
 )
 from tests.e2e.kube import Kube
-from tests.e2e.node.fixture import standin_node as standin_node  # noqa: PLC0414  # a fixture is found by its import
+from tests.e2e.node.fixture import nodes as nodes  # noqa: PLC0414  # a fixture is found by its import
+from tests.e2e.node.fixture import nodes_or_why_not as nodes_or_why_not  # noqa: PLC0414  # as above
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import OPERATOR_USER, leave_nothing
 from tests.e2e.shipped import CRDS, operator_identity
@@ -52,7 +53,12 @@ def control_plane(pytestconfig: pytest.Config) -> Iterator[Cluster]:
             print(line, file=sys.stderr, flush=True)
 
     external = os.environ.get("E2E_KUBECONFIG")
-    cluster = ExternalCluster(Path(external), crds=CRDS) if external else ControlPlane(crds=CRDS, report=report)
+    log = os.environ.get("E2E_AUDIT_LOG")
+    cluster: ExternalCluster | ControlPlane = (
+        ExternalCluster(Path(external), crds=CRDS, audit_log=Path(log) if log else None)
+        if external
+        else ControlPlane(crds=CRDS, report=report)
+    )
     with ExitStack() as resources:
         try:
             resources.enter_context(cluster)

@@ -26,6 +26,7 @@ from tests.e2e.stage import EXPECTED_ERRORS, StageError, local_stage, sentence
 from tests.paths import ROOT
 
 STOP_TIMEOUT_S: Final = 60.0
+NO_NODE: Final = "no Pods run, for the reason above"
 POLL_INTERVAL_S: Final = 0.1
 
 
@@ -54,6 +55,8 @@ class Place:
         self.directory = cache_directory() / f"dev-{digest}"
         self.kubeconfig = self.directory / "kubeconfig"
         """There only while the cluster can be used."""
+        self.node = self.directory / "node"
+        """The command that leads into the node's network; absent where no node runs."""
         self.log = self.directory / "serve.log"
         self._exclusive = self.directory / "lock"
         self._pid = self.directory / "pid"
@@ -162,6 +165,9 @@ def serve(place: Place) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     with place.held(), local_stage(place.directory, lambda line: print(line, flush=True)) as stage:
+        place.node.unlink(missing_ok=True)
+        if stage.node is not None:
+            place.node.write_text(f"nsenter --net={stage.node.network}", encoding="utf-8")
         unfinished = place.directory / "kubeconfig.unfinished"
         shutil.copy(stage.cluster.kubeconfig, unfinished)
         unfinished.replace(place.kubeconfig)
@@ -171,7 +177,7 @@ def serve(place: Place) -> None:
 
 def _directions(place: Place) -> str:
     return f"""
-Kubernetes {KUBERNETES_VERSION}, a stand-in node and the operator are running in the background.
+Kubernetes {KUBERNETES_VERSION} and the operator are running in the background{_node(place)}.
 
 KUBECONFIG={place.kubeconfig}
 
@@ -180,9 +186,21 @@ Next:
   kubectl apply -f manifests/samples/checkout.yaml
   kubectl get eproxy -n team-a --watch
   kubectl explain envoyproxy.spec.listeners
-
-Logs: {place.directory}/operator.log and node.log
+{_way_in(place)}
+Logs: {place.directory}
 Stop: make dev-stop"""
+
+
+def _node(place: Place) -> str:
+    return ", with a node that runs Pods" if place.node.exists() else f"; {NO_NODE}"
+
+
+def _way_in(place: Place) -> str:
+    """Where the addresses of Pods and Services are known."""
+    if not place.node.exists():
+        return ""
+    way_in = place.node.read_text(encoding="utf-8")
+    return f"  {way_in} curl http://CLUSTER-IP  # Pods' and Services' addresses are known there only\n"
 
 
 class _Tail:

@@ -7,6 +7,7 @@ the stage is not known here.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from tests.e2e.controlplane import (
     service_account_user,
 )
 from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, KubeError, kind_of
-from tests.e2e.node import StandInNode
+from tests.e2e.node import Node, NodeError, NodeUnavailableError
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT, OperatorProcess
 from tests.e2e.shipped import CRDS, IDENTITY
 
@@ -50,6 +51,7 @@ class StageError(RuntimeError):
 EXPECTED_ERRORS: Final = (
     StageError,
     BuildError,
+    NodeError,
     StartError,
     ToolchainError,
     ConfigError,
@@ -113,19 +115,27 @@ class Removals:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A cluster with a running operator. ``node`` and ``audit`` are None on a borrowed cluster, which has its own."""
+    """A cluster with a running operator. ``audit`` is None on a borrowed cluster, whose log can't be read from here.
+
+    ``node`` is None there, too, as it has nodes of its own, and on a machine where none can run.
+    """
 
     cluster: Cluster
     admin: Kube
     operator: OperatorProcess
-    node: StandInNode | None
+    node: Node | None
     audit: AuditLog | None
     _removals: "Removals | None" = field(repr=False)
 
     @property
-    def runs_envoy(self) -> bool:
-        """Whether Pods really run, so that a proxy can be asked."""
-        return self.node is None or self.node.runs_envoy
+    def is_borrowed(self) -> bool:
+        """Whether the cluster is somebody's, and has nodes of its own."""
+        return self._removals is not None
+
+    @property
+    def runs_pods(self) -> bool:
+        """Whether Pods run, so that a proxy can be asked."""
+        return self.is_borrowed or self.node is not None
 
     def make(self, manifests: Sequence[Object]) -> None:
         """Make objects that do not exist yet; on a borrowed cluster they are removed with the stage."""
@@ -154,17 +164,26 @@ class Stage:
 
 @contextmanager
 def local_stage(logs: Path, report: Report) -> Iterator[Stage]:
-    """A control plane, a stand-in node and the operator on this machine; all of it is gone afterwards.
+    """A control plane, a node where one can run, and the operator on this machine; all of it is gone afterwards.
 
     ``logs`` is an existing directory. Raises one of ``EXPECTED_ERRORS``.
     """
     with ExitStack() as resources:
         cluster = resources.enter_context(ControlPlane(crds=CRDS, report=report))
         admin = resources.enter_context(Kube(cluster.kubeconfig))
-        node = resources.enter_context(StandInNode(cluster.kubeconfig, log_file=logs / "node.log"))
-        report(f"stand-in node: {node.name} is ready and {_abilities(node)}")
-        _make(admin, objects_in(*IDENTITY), None)
-        operator = _running_operator(cluster, logs, report, resources)
+        local = Node(cluster, report, logs)
+        resources.callback(local.stop)
+        # Both take seconds, and neither needs the other.
+        with ThreadPoolExecutor(1) as background:
+            starting = background.submit(local.start)
+            _make(admin, objects_in(*IDENTITY), None)
+            operator = _running_operator(cluster, logs, report, resources)
+            node: Node | None = local
+            try:
+                starting.result()
+            except NodeUnavailableError as error:
+                report(f"node: {error}")
+                node = None
         yield Stage(cluster, admin, operator, node, cluster.audit(), None)
 
 
@@ -200,12 +219,6 @@ def _running_operator(cluster: Cluster, logs: Path, report: Report, resources: E
     operator.start(module=("tests.e2e.leashed_operator", "run"))
     report(f"operator: running as {OPERATOR}, its watches are in sync")
     return operator
-
-
-def _abilities(node: StandInNode) -> str:
-    if node.runs_envoy:
-        return "runs every Pod's Envoy in a network namespace of its own"
-    return "only validates configurations with Envoy: this machine gives no network namespaces (they need root and ip)"
 
 
 def _refuse_to_disturb(admin: Kube, wants_namespace: str) -> None:

@@ -1,6 +1,5 @@
 """Every property of the API: each value converges, is idempotent and valid, and changing it back restores all."""
 
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ from operator_app.envoy.bootstrap import CONFIG_FILE
 from operator_app.ssa.fields import differences
 from tests import api_cases
 from tests.e2e.kube import Kube
-from tests.e2e.node.container import ENVOY
+from tests.e2e.node.envoy import configuration_error
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
     CONVERGE_TIMEOUT_S,
@@ -141,6 +140,4 @@ def _refusal(config: str, directory: Path) -> str | None:
     """The error with which Envoy refuses a configuration, or ``None``."""
     file = directory / f"{hash(config)}.json"
     file.write_text(config)
-    command = [str(ENVOY), "--mode", "validate", "-l", "warning", "-c", str(file)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.stderr[-1000:] if done.returncode else None
+    return configuration_error(file)

@@ -15,18 +15,23 @@ import pytest
 
 from operator_app.api.kinds import NAMESPACE, Key
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.controlplane.build import built_binary, cache_directory
+from tests.e2e.controlplane.build import built_binary, built_programs, cache_directory
 from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, kind_of, kubeconfig_context, wait_until
-from tests.e2e.node import StandInNode
+from tests.e2e.node import Node, NodeUnavailableError
+from tests.e2e.node.node import PROGRAMS
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
+from tests.e2e.prerequisites import lacking
 from tests.e2e.shipped import CRDS, IDENTITY
 from tests.e2e.stage import objects_in
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.skipif(
-    bool(os.environ.get("E2E_KUBECONFIG")),
-    reason="the demo removes what it creates: it is tested on clusters of its own",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        bool(os.environ.get("E2E_KUBECONFIG")),
+        reason="the demo removes what it makes: it is tried on clusters of its own",
+    ),
+    pytest.mark.timeout(300),  # each starts clusters and nodes, the garbage collector looks every 30 s, and Pods drain
+]
 
 DEMO: Final = (sys.executable, "-m", "tests.e2e.demo", "--quiet-seconds=3")
 DEV: Final = (sys.executable, "-m", "tests.e2e.dev")
@@ -34,7 +39,7 @@ DEV: Final = (sys.executable, "-m", "tests.e2e.dev")
 
 @pytest.fixture(scope="module", autouse=True)
 def _binary(pytestconfig: pytest.Config) -> None:
-    """The control plane is built before a test's time limit runs."""
+    """Control plane and node are built before a test's time limit runs."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
 
     def report(line: str) -> None:
@@ -42,14 +47,22 @@ def _binary(pytestconfig: pytest.Config) -> None:
             print(line, file=sys.stderr, flush=True)
 
     built_binary(report)
+    built_programs(PROGRAMS, report)
 
 
 @pytest.fixture(scope="module")
 def existing_cluster(_binary: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A cluster with a node, in which nothing of the operator is installed."""
-    log = tmp_path_factory.mktemp("node") / "node.log"
-    with ControlPlane() as cluster, StandInNode(cluster.kubeconfig, log_file=log):
-        yield cluster
+    with ControlPlane() as cluster:
+        try:
+            node = Node(cluster, logs=tmp_path_factory.mktemp("node"))
+            node.start()
+        except NodeUnavailableError as error:
+            lacking(str(error))
+        try:
+            yield cluster
+        finally:
+            node.stop()
 
 
 def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +111,7 @@ def test_the_demo_shows_the_whole_promise() -> None:
         r"done: the demo took \d+ s",
     ):
         assert re.search(line, demo.stdout), f"no {line!r} in:\n{demo.stdout}"
-    if "only validates" in demo.stdout:
+    if "no Pods can run here" in demo.stdout:
         assert "not asked: no Pod runs on this machine" in demo.stdout
     else:
         for answer in (r"Host: checkout\.example\.com\n.* 200 'hello from app'", r"200 'hello from assets'"):
@@ -176,7 +189,6 @@ def still_running(processes: Mapping[int, str]) -> dict[int, str]:
     return {number: command for number, command in processes.items() if now.get(number) == command}
 
 
-@pytest.mark.timeout(300)  # the garbage collector learns of the new kinds within 30 s, and Pods drain for 30 s
 def test_the_demo_leaves_a_borrowed_cluster_as_it_was(existing_cluster: ControlPlane) -> None:
     """With E2E_KUBECONFIG it runs there, sends requests through the API server, and removes all that it created."""
     demo = run(*DEMO, E2E_KUBECONFIG=str(existing_cluster.kubeconfig))
@@ -240,7 +252,8 @@ def test_a_dev_cluster_stays_until_it_is_stopped(tmp_path: Path) -> None:
     """Start leaves it running and prints its KUBECONFIG, a second start finds the same one, stop ends all of it."""
     cache = tmp_path / "operator-app"
     cache.mkdir()
-    (cache / "controlplane").symlink_to(cache_directory() / "controlplane")
+    for name in ("controlplane", "images", "node"):
+        (cache / name).symlink_to(cache_directory() / name)
     variables = {"XDG_CACHE_HOME": str(tmp_path)}
     try:
         first = run(*DEV, **variables)

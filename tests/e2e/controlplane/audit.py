@@ -18,6 +18,17 @@ from operator_app.api.kinds import Object
 
 WRITE_VERBS: Final = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
+CLUSTER_USERS: Final = frozenset(
+    {
+        "system:apiserver",
+        "system:coredns",
+        "system:kube-controller-manager",
+        "system:kube-proxy",
+        "system:kube-scheduler",
+    }
+)
+"""Who asks all the time on behalf of the cluster itself, beside nodes and the controllers' ServiceAccounts."""
+
 Mark = NewType("Mark", int)
 """A position in the log, in bytes."""
 
@@ -80,10 +91,7 @@ def policy(operator_namespace: str, *, with_bodies: bool = True) -> Object:
         "omitStages": ["RequestReceived", "ResponseStarted", "Panic"],
         "omitManagedFields": True,
         "rules": [
-            {
-                "level": "None",
-                "users": ["system:apiserver", "system:kube-controller-manager", "system:kube-scheduler"],
-            },
+            {"level": "None", "users": sorted(CLUSTER_USERS)},
             {"level": "None", "userGroups": ["system:serviceaccounts:kube-system", "system:nodes"]},
             {"level": "None", "nonResourceURLs": ["/healthz*", "/livez*", "/readyz*", "/openapi*"]},
             {

@@ -108,6 +108,26 @@ class ControlPlane:
         return self._layout.kubeconfig(ADMIN)
 
     @property
+    def authority(self) -> Authority:
+        """The certificate authority, for what joins this cluster."""
+        return self._authority
+
+    @property
+    def port(self) -> int:
+        """The API server's, on 127.0.0.1."""
+        return self._port
+
+    @property
+    def audit_log(self) -> Path:
+        """The file of the audit log."""
+        return self._layout.audit_log
+
+    @property
+    def proxy_socket(self) -> Path:
+        """Where the API server expects the way to kubelets, Pods and Services (HTTP CONNECT), once there is a node."""
+        return self._layout.proxy_socket
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ids by component name, for measuring."""
         return {component.name: component.pid for component in self._components}
@@ -126,8 +146,9 @@ class ControlPlane:
         binary = built_binary(self._report)
         started_mono = time.monotonic()
         self._layout = Layout(resources.enter_context(_state_directory()))
-        names = ("127.0.0.1", "localhost", "kubernetes.default.svc", components.KUBERNETES_SERVICE_ADDRESS)
-        authority = Authority.create(self.state / "pki", *names)
+        names = ("127.0.0.1", "localhost", "kubernetes.default.svc", *components.ADDRESSES_INSIDE)
+        self._authority = authority = Authority.create(self.state / "pki", *names)
+        self._layout.egress.write_text(yaml.safe_dump(components.egress_selector(self._layout)), encoding="utf-8")
         self._layout.audit_policy.write_text(
             yaml.safe_dump(policy(OPERATOR_NAMESPACE, with_bodies=self._audit_bodies)), encoding="utf-8"
         )
@@ -171,17 +192,22 @@ class ControlPlane:
                     if "address already in use" in component.log():
                         continue
                     raise
+            self._port = port
             return server
         msg = f"kube-apiserver lost the race for a port {PORT_ATTEMPTS} times"
         raise StartError(msg)
 
 
 class ExternalCluster:
-    """A running cluster, used as its administrator; nothing of it is started or stopped here."""
+    """A running cluster, used as its administrator; nothing of it is started or stopped here.
 
-    def __init__(self, kubeconfig: Path, *, crds: Sequence[Path] = ()) -> None:
+    ``audit_log`` is its API server's, written as ``audit`` describes, where that file can be read from here.
+    """
+
+    def __init__(self, kubeconfig: Path, *, crds: Sequence[Path] = (), audit_log: Path | None = None) -> None:
         self._kubeconfig = kubeconfig
         self._crds = crds
+        self._audit_log = audit_log
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
@@ -209,9 +235,11 @@ class ExternalCluster:
         return path
 
     def audit(self) -> AuditLog:
-        """Never available: how to reach a cluster's audit log differs from one to the next."""
-        msg = "only the local control plane has an audit log that tests can read (E2E_KUBECONFIG is set)"
-        raise AuditUnavailableError(msg)
+        """Available where its file was named: how to reach a cluster's audit log differs from one to the next."""
+        if self._audit_log is None:
+            msg = "the cluster of E2E_KUBECONFIG has no audit log that tests can read (E2E_AUDIT_LOG names its file)"
+            raise AuditUnavailableError(msg)
+        return AuditLog(self._audit_log, lambda path: self._admin.request("GET", path))
 
 
 def apply_crds(admin: Kube, files: Sequence[Path]) -> None:

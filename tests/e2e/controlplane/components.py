@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from operator_app.api.kinds import Object
 from tests.e2e.controlplane.credentials import Authority
 
 SERVICE_NETWORK: Final = "10.96.0.0/16"
 KUBERNETES_SERVICE_ADDRESS: Final = "10.96.0.1"
+NODE_ADDRESS: Final = "10.244.255.1"
+"""Of a node, in its own network: kubelet, CoreDNS, and the way to the API server."""
+
+ADDRESSES_INSIDE: Final = (KUBERNETES_SERVICE_ADDRESS, NODE_ADDRESS)
+"""At which a node's Pods and the node itself find the API server."""
 
 CONTROLLERS: Final = (
     "clusterrole-aggregation-controller",
@@ -53,6 +59,16 @@ class Layout:
         """What is recorded."""
         return self.state / "audit-policy.yaml"
 
+    @property
+    def egress(self) -> Path:
+        """By which way the API server reaches kubelets and Pods."""
+        return self.state / "egress.yaml"
+
+    @property
+    def proxy_socket(self) -> Path:
+        """Where that way begins, once there is a node."""
+        return self.state / "egress.sock"
+
     def kubeconfig(self, name: str) -> Path:
         """The kubeconfig of one identity."""
         return self.state / f"{name}.kubeconfig"
@@ -83,14 +99,21 @@ def kube_apiserver(layout: Layout, authority: Authority, port: int) -> list[str]
         f"--etcd-servers=unix://{layout.etcd_socket}",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
-        # No Pod needs to find the API server, so its address is not published; a loopback one would be refused.
+        # A node publishes the address at which its Pods find the API server; this loopback one would be refused.
         "--advertise-address=127.0.0.1",
         "--endpoint-reconciler-type=none",
         f"--service-cluster-ip-range={SERVICE_NETWORK}",
         f"--tls-cert-file={authority.serving_certificate_file}",
         f"--tls-private-key-file={authority.serving_key_file}",
         f"--client-ca-file={authority.ca_file}",
+        f"--egress-selector-config-file={layout.egress}",
+        f"--kubelet-certificate-authority={authority.ca_file}",
+        f"--kubelet-client-certificate={authority.kubelet_client_certificate_file}",
+        f"--kubelet-client-key={authority.kubelet_client_key_file}",
+        "--kubelet-preferred-address-types=InternalIP",
         "--authorization-mode=Node,RBAC",
+        # A Pod's owner reference may block its owner's deletion only if its author could do so, too.
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={authority.service_account_key_file}",
         f"--service-account-signing-key-file={authority.service_account_key_file}",
@@ -100,6 +123,16 @@ def kube_apiserver(layout: Layout, authority: Authority, port: int) -> list[str]
         "--audit-log-maxsize=0",
         "--profiling=false",
     ]
+
+
+def egress_selector(layout: Layout) -> Object:
+    """Kubelets, Pods and Services are reached by the proxy that a node's keeper serves, in a network of their own."""
+    proxy = {"proxyProtocol": "HTTPConnect", "transport": {"uds": {"udsName": str(layout.proxy_socket)}}}
+    return {
+        "apiVersion": "apiserver.k8s.io/v1beta1",
+        "kind": "EgressSelectorConfiguration",
+        "egressSelections": [{"name": "cluster", "connection": proxy}],
+    }
 
 
 def kube_controller_manager(layout: Layout, authority: Authority) -> list[str]:

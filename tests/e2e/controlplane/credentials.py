@@ -17,6 +17,8 @@ from tests.e2e.kube import Kube, kubeconfig_context
 ADMIN: Final = "admin"
 CONTROLLER_MANAGER: Final = "system:kube-controller-manager"
 SCHEDULER: Final = "system:kube-scheduler"
+KUBELET_CLIENT: Final = "kube-apiserver-kubelet-client"
+"""Who the API server is to a kubelet."""
 
 TOKEN_LIFETIME_S: Final = 30 * 24 * 3600
 """Longer than any run; the operator's own handling of rotated tokens is tested with shorter ones."""
@@ -35,10 +37,12 @@ class Authority:
         directory.mkdir(mode=0o700)
         authority = cls(directory, trustme.CA())
         authority.ca.cert_pem.write_to_path(authority.ca_file)
-        serving = authority.ca.issue_cert(*names)
-        serving.private_key_pem.write_to_path(authority.serving_key_file)
-        for certificate in serving.cert_chain_pems:
-            certificate.write_to_path(authority.serving_certificate_file, append=True)
+        authority.write_serving_certificate(authority.serving_certificate_file, authority.serving_key_file, *names)
+        _write_pair(
+            authority._client(KUBELET_CLIENT, "system:masters"),
+            authority.kubelet_client_certificate_file,
+            authority.kubelet_client_key_file,
+        )
         # Only the key of this pair is used: kube-apiserver signs tokens with it and derives the public half itself.
         authority.ca.issue_cert(common_name="service-accounts").private_key_pem.write_to_path(
             authority.service_account_key_file
@@ -61,20 +65,37 @@ class Authority:
         return self.directory / "apiserver.key"
 
     @property
+    def kubelet_client_certificate_file(self) -> Path:
+        """What the API server shows to kubelets."""
+        return self.directory / "kubelet-client.crt"
+
+    @property
+    def kubelet_client_key_file(self) -> Path:
+        """The private key of that certificate."""
+        return self.directory / "kubelet-client.key"
+
+    @property
     def service_account_key_file(self) -> Path:
         """The private key that signs ServiceAccount tokens."""
         return self.directory / "service-accounts.key"
 
     def write_kubeconfig(self, path: Path, server: str, user: str, group: str = "operator-app-tests") -> None:
         """Write a kubeconfig that authenticates as ``user`` in ``group`` by certificate (CN and O, RFC 5280)."""
-        # trustme marks the list of alternative names critical, and Go refuses a critical list that is empty.
-        certificate = self.ca.issue_cert("client.invalid", common_name=user, organization_name=group)
+        certificate = self._client(user, group)
         credentials = {
             "client-certificate-data": _base64(b"".join(pem.bytes() for pem in certificate.cert_chain_pems)),
             "client-key-data": _base64(certificate.private_key_pem.bytes()),
         }
         cluster = {"server": server, "certificate-authority-data": _base64(self.ca.cert_pem.bytes())}
         _write(path, cluster, user, credentials)
+
+    def write_serving_certificate(self, certificate_file: Path, key_file: Path, *names: str) -> None:
+        """Write a serving certificate for host names and addresses, and its private key."""
+        _write_pair(self.ca.issue_cert(*names), certificate_file, key_file)
+
+    def _client(self, user: str, group: str) -> trustme.LeafCert:
+        # trustme marks the list of alternative names critical, and Go refuses a critical list that is empty.
+        return self.ca.issue_cert("client.invalid", common_name=user, organization_name=group)
 
 
 def write_service_account_kubeconfig(
@@ -92,6 +113,12 @@ def write_service_account_kubeconfig(
     path_of_token = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
     token = admin.request("POST", path_of_token, body=request).json()["status"]["token"]
     _write(path, _cluster_of(admin_kubeconfig), service_account, {"token": token}, namespace)
+
+
+def _write_pair(pair: trustme.LeafCert, certificate_file: Path, key_file: Path) -> None:
+    pair.private_key_pem.write_to_path(key_file)
+    for certificate in pair.cert_chain_pems:
+        certificate.write_to_path(certificate_file, append=True)
 
 
 def _cluster_of(kubeconfig: Path) -> Object:

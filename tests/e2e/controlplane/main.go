@@ -1,6 +1,7 @@
-// Command controlplane is etcd, kube-apiserver, kube-controller-manager and kube-scheduler in one binary.
+// Command controlplane is etcd, kube-apiserver, kube-controller-manager and kube-scheduler in one binary, and so are
+// the node's kubelet and kube-proxy, which share most of its packages.
 //
-// The e2e tests need a real API server on machines that have no container engine. The four components are
+// The e2e tests need a real cluster on machines that have no container engine. The components are
 // imported as Go packages at one pinned version and chosen by the first argument:
 //
 //	controlplane kube-apiserver --etcd-servers=...
@@ -10,6 +11,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -18,14 +20,16 @@ import (
 	"k8s.io/component-base/cli"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	kubeproxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 
 	_ "k8s.io/component-base/logs/json/register"
 )
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: controlplane etcd|kube-apiserver|kube-controller-manager|kube-scheduler [flags]")
+		fmt.Fprintln(os.Stderr, "usage: controlplane COMPONENT [flags]")
 		os.Exit(2)
 	}
 	go exitWithStandardInput()
@@ -41,6 +45,10 @@ func main() {
 		os.Exit(cli.Run(controllermanager.NewControllerManagerCommand()))
 	case "kube-scheduler":
 		os.Exit(cli.Run(scheduler.NewSchedulerCommand()))
+	case "kubelet":
+		os.Exit(cli.Run(kubelet.NewKubeletCommand(context.Background())))
+	case "kube-proxy":
+		os.Exit(cli.Run(kubeproxy.NewProxyCommand()))
 	default:
 		fmt.Fprintf(os.Stderr, "controlplane: no component %q\n", component)
 		os.Exit(2)

@@ -17,10 +17,10 @@ little, and in a burst of requests a quarter of the API server's processor time 
 
 
 class Component:
-    """A running component; ``name`` is its first argument and names its log file."""
+    """A running component; ``name`` names its log file, and is its first argument unless another is given."""
 
-    def __init__(self, binary: Path, arguments: list[str], logs: Path) -> None:
-        self.name = arguments[0]
+    def __init__(self, binary: Path, arguments: list[str], logs: Path, *, name: str = "") -> None:
+        self.name = name or arguments[0]
         self._log = logs / f"{self.name}.log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -6,15 +6,14 @@ import socket
 import time
 from typing import Any, Final
 
-import httpx2
 import pytest
 
 from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
 from operator_app.api.models import READINESS_PORT
 from operator_app.desired import child_key, selector_labels
 from tests.e2e.kube import POD, SERVICE_ACCOUNT, Kube, wait_until
-from tests.e2e.node import StandInNode
-from tests.e2e.prerequisites import lacking
+from tests.e2e.node.fixture import Nodes
+from tests.e2e.node.network import get
 from tests.e2e.proxies import a_proxy, condition, history, holds, kstatus, objects_of, version, wait_ready
 
 IMAGE: Final = "envoyproxy/envoy:v1.40.0"
@@ -26,10 +25,8 @@ pytestmark = [pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(1
 
 
 @pytest.fixture
-def namespace(admin: Kube, namespace: str, standin_node: StandInNode | None) -> str:
-    """A namespace whose Pods run; the test is skipped with a reason if this machine can't run them."""
-    if standin_node is not None and not standin_node.runs_envoy:
-        lacking("the stand-in node only validates configurations here: no root, or no network namespaces")
+def namespace(admin: Kube, namespace: str, nodes: Nodes) -> str:  # noqa: ARG001  # its Pods run
+    """A namespace in which Pods may be created."""
     admin.wait_until(SERVICE_ACCOUNT, Key(namespace, "default"), bool)
     return namespace
 
@@ -114,11 +111,12 @@ def proxy_pods(admin: Kube, key: Key) -> list[Object]:
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("podIP")]
 
 
-def reachable(pod: Object, port: int) -> str:
+def reachable(nodes: Nodes, pod: Object, port: int) -> str:
     """The address of a Pod; the test is skipped if Pods of another cluster can't be reached from here."""
     address: str = pod["status"]["podIP"]
     try:
-        socket.create_connection((address, port), timeout=3).close()
+        with nodes.inside():
+            socket.create_connection((address, port), timeout=3).close()
     except OSError as error:
         if os.environ.get("E2E_KUBECONFIG"):
             pytest.skip(f"the Pods of this cluster can't be reached from here: {error}")
@@ -126,14 +124,21 @@ def reachable(pod: Object, port: int) -> str:
     return address
 
 
-def ask(address: str, port: int, host: str = "shop.example.com", path: str = "/") -> tuple[int, str]:
-    """Status and body of one response."""
-    answer = httpx2.get(f"http://{address}:{port}{path}", headers={"Host": host}, trust_env=False, timeout=3)
-    return answer.status_code, answer.text
+class Client:
+    """Asks from where the Pods are."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+
+    def __call__(self, address: str, port: int, host: str = "shop.example.com", path: str = "/") -> tuple[int, str]:
+        """Status and text of one answer, on a connection of its own."""
+        with self._nodes.inside():
+            return get(address, port, path, host=host, timeout_s=3)
 
 
-def test_requests_reach_the_declared_backend(admin: Kube, namespace: str) -> None:
+def test_requests_reach_the_declared_backend(admin: Kube, namespace: str, nodes: Nodes) -> None:
     """Requests are routed by host, path and port as declared; none fails during an edit, and the status follows it."""
+    ask = Client(nodes)
     key = Key(namespace, "web")
     create_backends(admin, namespace)
     admin.create(ENVOY_PROXY, routed(namespace))
@@ -143,7 +148,7 @@ def test_requests_reach_the_declared_backend(admin: Kube, namespace: str) -> Non
     assert (proxy["status"]["replicas"], proxy["status"]["readyReplicas"]) == (1, 1)
 
     (pod,) = proxy_pods(admin, key)
-    address = reachable(pod, 10080)
+    address = reachable(nodes, pod, 10080)
     wait_until(lambda: ask(address, 10080) == (200, "app"), what="the backend to be resolved")
     assert ask(address, 10080, path="/assets/logo.png") == (200, "assets")
     assert ask(address, 10080, path="/assetsX") == (200, "app")
@@ -168,7 +173,7 @@ def test_requests_reach_the_declared_backend(admin: Kube, namespace: str) -> Non
 
     (new,) = proxy_pods(admin, key)
     assert new["metadata"]["uid"] != pod["metadata"]["uid"]
-    moved = reachable(new, 10080)
+    moved = reachable(nodes, new, 10080)
     wait_until(lambda: ask(moved, 10080)[0] == 200, what="the backend to be resolved")
     assert ask(moved, 10080) == (200, "next")
     assert ask(moved, 10080, path="/assets/logo.png") == (200, "assets")

@@ -1,15 +1,18 @@
-"""The stand-in node: a kubelet for tests, on machines that have no container engine.
+"""A real node for the local control plane: kubelet, kube-proxy, containerd and CoreDNS, without a container engine.
 
-It registers a Node, and runs every Envoy of every Pod that the real scheduler binds to it: the real ``envoy`` binary,
-with the Pod's own command line, environment, volumes, probes, hooks and grace period, and in a network namespace of
-its own where the machine allows it. Where it does not, Envoy only validates each configuration, and the Node's label
-``standin`` says so.
+    with ControlPlane() as cluster, Node(cluster) as node: ...
 
-Nothing here knows the operator: it is to the tests what any cluster's node is. Not a kubelet either: no image is
-pulled, no resource limit is enforced, no log is served, a Service's virtual IP is not routed (names of Services
-resolve to ready Pods instead, so that a Service's port is reached where it equals the target port).
+``node.py`` is the handle. It starts ``keeper.py``, a process outside that the node lives and dies with, which starts
+``init.py``, the node's process 1, in mount, network and process namespaces of the node's own::
+
+    tests ──stdin──► keeper (cgroup, relay) ──stdin──► unshare ► init ► containerd, kubelet, kube-proxy, coredns
+                                                                          └► shims ► Pods
+
+Each ends when its standard input does, and the kernel ends all of a process namespace with its process 1, so that
+nothing survives whoever started it. Nothing here knows the operator: it is to the tests what any cluster's node is.
 """
 
-from tests.e2e.node.standin import StandInNode
+from tests.e2e.node.node import Node, NodeError
+from tests.e2e.node.requirements import NodeUnavailableError
 
-__all__ = ["StandInNode"]
+__all__ = ["Node", "NodeError", "NodeUnavailableError"]

@@ -1,0 +1,93 @@
+"""The cgroup below which a node's Pods get theirs: made, removed, and swept when whoever made it is dead.
+
+In version 1 of cgroups each controller has a hierarchy of its own, in version 2 there is one (cgroups(7)); both are
+below ``/sys/fs/cgroup``. The name of a node's cgroup tells which process keeps it: its id and its start time, which
+together are never used twice while the machine runs.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+MOUNT: Final = Path("/sys/fs/cgroup")
+REMOVAL_TIMEOUT_S: Final = 20.0
+_PREFIX: Final = "operator-app-node"
+_CPUSET: Final = ("cpuset.cpus", "cpuset.mems")
+
+
+def create() -> str:
+    """Make this process's cgroup in every hierarchy and return its path below each, as ``/name``."""
+    name = f"{_PREFIX}-{os.getpid()}-{_start_time(os.getpid())}"
+    for hierarchy in _hierarchies():
+        (hierarchy / name).mkdir(exist_ok=True)
+        _make_usable(hierarchy, hierarchy / name)
+    return f"/{name}"
+
+
+def remove(cgroup: str) -> None:
+    """Remove a cgroup and all below it, once no process is left in it. Raises ``TimeoutError`` where some stays."""
+    deadline_mono = time.monotonic() + REMOVAL_TIMEOUT_S
+    while left := [directory for hierarchy in _hierarchies() if (directory := hierarchy / cgroup[1:]).exists()]:
+        for directory in left:
+            _remove_tree(directory)
+        if time.monotonic() > deadline_mono:
+            raise TimeoutError(f"processes stay in {', '.join(map(str, left))}")
+        time.sleep(0.02)
+
+
+def sweep() -> None:
+    """Remove what dead keepers left behind."""
+    for hierarchy in _hierarchies():
+        for directory in hierarchy.glob(f"{_PREFIX}-*"):
+            _, pid, started = directory.name.rsplit("-", 2)
+            if _start_time(int(pid)) != started:
+                _remove_tree(directory)
+
+
+def can_be_made() -> bool:
+    """Whether this process may make cgroups in every hierarchy."""
+    return MOUNT.is_dir() and all(os.access(hierarchy, os.W_OK) for hierarchy in _hierarchies())
+
+
+def all_of_nodes() -> list[Path]:
+    """The cgroups of all nodes, living and dead."""
+    return [directory for hierarchy in _hierarchies() for directory in hierarchy.glob(f"{_PREFIX}-*")]
+
+
+def _hierarchies() -> Iterator[Path]:
+    if (MOUNT / "cgroup.controllers").exists():
+        yield MOUNT
+        return
+    # A link such as cpu -> cpu,cpuacct is the same hierarchy once more.
+    yield from (entry for entry in sorted(MOUNT.iterdir()) if entry.is_dir() and not entry.is_symlink())
+
+
+def _make_usable(hierarchy: Path, directory: Path) -> None:
+    """A new cgroup has neither processors nor memory nodes in version 1, and no controllers for others in version 2."""
+    if hierarchy != MOUNT:
+        for name in _CPUSET:
+            if (directory / name).exists():
+                (directory / name).write_text((hierarchy / name).read_text())
+    else:
+        wanted = " ".join(f"+{name}" for name in (MOUNT / "cgroup.controllers").read_text().split())
+        for each in (hierarchy, directory):
+            (each / "cgroup.subtree_control").write_text(wanted)
+
+
+def _remove_tree(top: Path) -> None:
+    """Remove the cgroups that have no process, innermost first."""
+    for directory, _, _ in os.walk(top, topdown=False):
+        with suppress(OSError):
+            Path(directory).rmdir()
+
+
+def _start_time(pid: int) -> str | None:
+    """In clock ticks since the machine's start (``/proc/PID/stat``, field 22); None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return stat.rpartition(")")[2].split()[19]

@@ -1,0 +1,15 @@
+// Command coredns is CoreDNS with the few plugins that a test cluster's names need.
+package main
+
+import (
+	"github.com/coredns/coredns/coremain"
+
+	_ "github.com/coredns/coredns/plugin/bind"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/template"
+)
+
+func main() {
+	coremain.Run()
+}
