@@ -9,18 +9,20 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The temporary directory of this process and of those that it starts, in place of the machine's."""
-    directory = tmp_path_factory.mktemp("temporary")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(directory))
-        patch.setattr(tempfile, "tempdir", str(directory))
-        yield directory
+def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of this process for what its unit tests keep for a moment."""
+    return tmp_path_factory.mktemp("temporary")
 
 
 @pytest.fixture(autouse=True)
-def leaves_no_litter(temporary_directory: Path) -> Iterator[None]:
-    """Fails the test that leaves a file or a directory behind, and removes it."""
+def leaves_no_litter(temporary_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails the test that leaves a file or a directory behind, and removes it.
+
+    Only while the test runs: a cluster of end-to-end tests in the same process keeps its files in the machine's own
+    temporary directory.
+    """
+    monkeypatch.setenv("TMPDIR", str(temporary_directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary_directory))
     yield
     left = sorted(temporary_directory.iterdir())
     for each in left:
