@@ -98,7 +98,9 @@ def _explain(parsed: argparse.Namespace) -> int:
         async with Cluster.connect(
             kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER
         ) as cluster:
-            return await explain(cluster, Key(namespace, name), default_image=settings.image)
+            return await explain(
+                cluster, Key(namespace, name), default_image=settings.image, installation=settings.namespace
+            )
 
     try:
         sys.stdout.write(anyio.run(explanation, _settings(parsed)))

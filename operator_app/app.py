@@ -155,7 +155,8 @@ class Operator:
         self._workers = self._new_workers()
         self._triggers = Triggers(self._store, self._scopes, self._elector, self._workers.enqueue)
         self._events = EventRecorder(cluster, instance=socket.gethostname(), now=_now)
-        self._applier = self._new_applier()
+        self._contention = self._new_tracker()
+        self._applier = Applier(cluster, self._store, self._contention, on_write=self._count_write, mono=time.monotonic)
         self._reconciler = self._new_reconciler()
         self._resync_loop = ResyncLoop(
             cluster,
@@ -200,7 +201,7 @@ class Operator:
             weight=settings.weight_of,
         )
 
-    def _new_applier(self) -> Applier:
+    def _new_tracker(self) -> ContentionTracker:
         settings = self._settings
         times = ContentionTimes(
             threshold=settings.contention_threshold,
@@ -208,9 +209,7 @@ class Operator:
             base_s=settings.contention_base_s,
             cap_s=settings.contention_cap_s,
         )
-        return Applier(
-            self._cluster, self._store, ContentionTracker(times), on_write=self._count_write, mono=time.monotonic
-        )
+        return ContentionTracker(times)
 
     def _new_reconciler(self) -> Reconciler:
         settings, drift_repaired = self._settings, self._metrics.drift_repaired
@@ -218,6 +217,7 @@ class Operator:
         statuses = StatusWriter(
             self._cluster,
             self._store,
+            self._contention,
             on_write=self._count_write,
             mono=time.monotonic,
             settle_s=settings.status_settle_s,
@@ -226,12 +226,13 @@ class Operator:
             self._cluster,
             self._store,
             self._applier,
-            Finalizer(self._cluster, self._store, on_write=self._count_write),
+            Finalizer(self._cluster, self._store, self._contention, on_write=self._count_write, mono=time.monotonic),
             self._new_registrar(),
             statuses,
             report=reporter.child,
             record_event=self._events.record,
             default_image=settings.image,
+            installation=settings.namespace,
             abandon_after_s=settings.abandon_after_s,
             now=_now,
         )

@@ -30,8 +30,17 @@ from typing import Final
 
 import structlog
 
-from operator_app.api.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
-from operator_app.errors import ConflictError, InvalidError
+from operator_app.api.kinds import (
+    ANNOTATION_ADOPTABLE_BY,
+    ANNOTATION_INSTALLATION,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    Key,
+    Kind,
+    Object,
+    key_of,
+)
+from operator_app.errors import ConflictError, InvalidError, PolicyError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.preconditions import identity, pinned_uid, pinned_version
@@ -39,11 +48,13 @@ from operator_app.kube.store import Store
 from operator_app.results import Outcome, Problem
 from operator_app.ssa.changes import FieldChange, field_changes
 from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
-from operator_app.ssa.contention import Contention, ContentionTracker, ReclaimedField, as_text
-from operator_app.ssa.fields import Difference, Drift, Path, differences
+from operator_app.ssa.contention import WHOLE_OBJECT, Contention, ContentionTracker, RestoredField, digest_of
+from operator_app.ssa.fields import Difference, Drift, Path, differences, owners_of
 from operator_app.ssa.unblock import unblocking_patch
 
 log = structlog.get_logger(__name__)
+
+_MANAGED_FIELDS: Final[Path] = ("f:metadata", "f:managedFields")
 
 IMPOSSIBLE_VERSION: Final = "1"
 """A resourceVersion that no stored object has: etcd's own first revision precedes every write.
@@ -54,15 +65,22 @@ that).
 """
 
 
-WHOLE_OBJECT: Final[Path] = ("",)
-"""The path under which the deletion of a whole object is tracked, where otherwise there is the path of a field."""
-
 NAME_CONFLICT: Final = "NameConflict"
 """The reason of a problem with a foreign object under the name of ours."""
+
+REFUSED_BY_POLICY: Final = "RefusedByPolicy"
+"""The reason of a problem with an apply that an admission policy or webhook refuses."""
 
 CONTENDED: Final = "Contended"
 """The reason of a problem with an object of ours that another writer keeps deleting, or in which it keeps taking fields
 while all other fields hold."""
+
+
+POLICY_RETRY_S: Final = 60.0
+"""Seconds until an apply that a policy of the cluster refused is sent again: no event tells that the policy is gone."""
+
+RECHECK_S: Final = 60.0
+"""Seconds until an object that is on its way out is looked at again, in case that no event tells of its end."""
 
 
 class Ownership(StrEnum):
@@ -134,7 +152,11 @@ class Result:
 
 
 def child_check(proxy: Object, *, was_reported: bool = False) -> OwnershipCheck:
-    """A child of ``proxy`` has a controller reference with *this* proxy's UID, and nothing less makes it one."""
+    """A child of ``proxy`` has a controller reference with *this* proxy's UID.
+
+    An object without any controller that carries ``ANNOTATION_ADOPTABLE_BY`` with the proxy's name is adopted: whoever
+    may write the object has consented.
+    """
     uid, name = proxy["metadata"]["uid"], proxy["metadata"]["name"]
 
     def ownership(live: Object) -> Ownership:
@@ -148,11 +170,16 @@ def child_check(proxy: Object, *, was_reported: bool = False) -> OwnershipCheck:
                     name,
                 ):
                     return Ownership.PREVIOUS_INCARNATION
-        return Ownership.FOREIGN
+                return Ownership.FOREIGN
+        consent = live["metadata"].get("annotations", {}).get(ANNOTATION_ADOPTABLE_BY)
+        return Ownership.OURS if consent == name else Ownership.FOREIGN
 
-    # The Deployment controller writes status all the time: a second try that pinned the version, too, would conflict
-    # with it again and again. What is left unprotected is the time between the live read and this write.
-    return OwnershipCheck(ownership, pinned_version, pinned_uid, was_reported)
+    def precondition(live: Object) -> dict[str, str]:
+        # The Deployment controller writes status all the time, and a repair that pinned the version would conflict with
+        # it. What is left unprotected is the time between the check of the fencing token and the arrival of the write.
+        return pinned_uid(live) if live["kind"] == DEPLOYMENT.kind else pinned_version(live)
+
+    return OwnershipCheck(ownership, precondition, pinned_uid, was_reported)
 
 
 def plan(kind: Kind, desired: Object, live: Object | None, check: OwnershipCheck) -> Plan:
@@ -168,13 +195,21 @@ def plan(kind: Kind, desired: Object, live: Object | None, check: OwnershipCheck
             )
         case Ownership.PREVIOUS_INCARNATION:
             message = f"{kind} {key} of a deleted EnvoyProxy with this name is still being collected"
-            return Plan(kind, desired, live, Action.WAIT, problem=Problem("PreviousIncarnation", message))
+            problem = Problem("PreviousIncarnation", message, ends_with_event=True)
+            return Plan(kind, desired, live, Action.WAIT, problem=problem)
         case Ownership.OURS if "deletionTimestamp" in live["metadata"]:
-            problem = Problem("Terminating", f"{kind} {key} is being deleted and will be created anew")
+            message = f"{kind} {key} is being deleted and will be created anew{_held_by(live)}"
+            problem = Problem("Terminating", message, ends_with_event=True)
             return Plan(kind, desired, live, Action.WAIT, problem=problem)
         case Ownership.OURS:
             found = differences(desired, live)
             return Plan(kind, desired, live, Action.REPAIR if found else Action.NOTHING, found)
+
+
+def _held_by(live: Object) -> str:
+    """Which finalizers a deletion waits for."""
+    finalizers = live["metadata"].get("finalizers")
+    return f"; its deletion waits for {', '.join(finalizers)}" if finalizers else ""
 
 
 class Applier:
@@ -199,15 +234,20 @@ class Applier:
         self._on_write = on_write
         self._mono = mono
         self._rejected: dict[tuple[Kind, Key], _RejectedApply] = {}
+        self._unwatched: set[tuple[Kind, Key]] = set()
 
     async def plan(self, kind: Kind, desired: Object, check: OwnershipCheck, *, ask_server: bool = True) -> Plan:
         """Decide what one object needs. Writes nothing, and reads live only what the store does not know.
 
-        Without ``ask_server`` there is no read at all: the atomic create protects an object that is there after all.
+        Without ``ask_server`` only a name is read under which a create met an object: the create is atomic, so it needs
+        no read before it, but one that is refused again and again would be worse than a read.
         """
-        live = self._store.get(kind, key_of(desired))
-        if live is None and ask_server:
-            live = await self._cluster.get(kind, key_of(desired))
+        key = key_of(desired)
+        live = self._store.get(kind, key)
+        if live is None and (ask_server or (kind, key) in self._unwatched):
+            live = await self._cluster.get(kind, key)
+            if live is None:
+                self._unwatched.discard((kind, key))
         return plan(kind, desired, live, check)
 
     async def execute(self, plan: Plan, check: OwnershipCheck) -> Result:
@@ -227,6 +267,9 @@ class Applier:
         # No watch delivers the deletion of a foreign object, so the store must not have it.
         if live is not None and check.ownership(live) is Ownership.OURS:
             self._store.learn(outdated.kind, live)
+        if live is not None and outdated.live is None:
+            # A foreign object, or one of ours whose label somebody has taken, which no watch delivers.
+            self._unwatched.add((outdated.kind, outdated.key))
         return plan(outdated.kind, outdated.desired, live, check)
 
     async def _execute(self, plan: Plan, check: OwnershipCheck) -> Result:
@@ -236,30 +279,84 @@ class Applier:
             case Plan(action=Action.NOTHING, live=dict(live)):
                 # The object holds, so what was rejected before does not matter any more.
                 self._rejected.pop((plan.kind, plan.key), None)
-                if has_stale_managers(live):
-                    live = await self._remove_stale_managers(plan.kind, live)
-                return self._with_contention(plan, Result(plan.kind, plan.key, Outcome.UNCHANGED, live))
+                return await self._unshared(plan, live)
+            case Plan(action=Action.WAIT):
+                result = Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, problem=plan.problem)
+                return replace(result, requeue_after_s=RECHECK_S)
             case _:
                 return Result(plan.kind, plan.key, Outcome.SKIPPED, plan.live, problem=plan.problem)
 
+    async def _unshared(self, plan: Plan, live: Object) -> Result:
+        """The result of an object that holds; stale managers lose our fields first, which is a write of its own."""
+        if has_stale_managers(live):
+            subject, now_mono = _subject(plan), self._mono()
+            shared = RestoredField(_MANAGED_FIELDS, ".metadata.managedFields", "", ())
+            if self._contention.pause_s(subject, {shared.path: ""}, is_repair=True, now_mono=now_mono) <= 0:
+                live = await self._remove_stale_managers(plan.kind, live)
+                self._contention.record(subject, [shared], is_repair=True, now_mono=now_mono)
+        return self._with_contention(plan, Result(plan.kind, plan.key, Outcome.UNCHANGED, live))
+
     async def _write(self, plan: Plan, check: OwnershipCheck) -> Result:
-        vain = self._rejected.get((plan.kind, plan.key))
-        if vain is not None and vain.is_same(plan):
-            return skipped(plan, vain.problem)
-        pause_s = self._contention.pause_s(_subject(plan), _restored(plan, check), now_mono=self._mono())
+        rejected = self._rejected.get((plan.kind, plan.key))
+        if rejected is not None and rejected.is_same(plan, now_mono=self._mono()):
+            return rejected.result(plan, now_mono=self._mono())
+        pause_s = self._contention.pause_s(
+            _subject(plan), _restored(plan, check), is_repair=check.was_reported, now_mono=self._mono()
+        )
         if pause_s > 0:
             return self._paused(plan, pause_s)
         try:
             if plan.live is None:
                 return await self._create(plan, check)
             return await self._repair(plan, plan.live, check)
-        except InvalidError as error:
-            problem = _refused(error)
-            self._rejected[plan.kind, plan.key] = _RejectedApply(plan.desired, plan.live, plan.differences, problem)
-            return skipped(plan, problem)
+        except (InvalidError, PolicyError) as error:
+            # A rival that changes the object each time would make every refused apply look like a new one.
+            self._count(plan, check)
+            return self._reject(plan, plan.live, plan.differences, _refused(error, plan))
+
+    def _reject(
+        self,
+        plan: Plan,
+        live: Object | None,
+        left: tuple[Difference, ...],
+        problem: Problem,
+        *,
+        outcome: Outcome = Outcome.SKIPPED,
+    ) -> Result:
+        """Remember that this write has no effect, and give the result."""
+        is_policy = problem.reason == REFUSED_BY_POLICY
+        retry_at_mono = self._mono() + POLICY_RETRY_S if is_policy else None
+        rejected = _RejectedApply(plan.desired, live, left, problem, retry_at_mono)
+        self._rejected[plan.kind, plan.key] = rejected
+        return replace(rejected.result(plan, now_mono=self._mono()), outcome=outcome, live=live)
+
+    def _count(self, plan: Plan, check: OwnershipCheck) -> None:
+        """Tell the tracker what a write of ``plan`` restores."""
+        changes = field_changes(plan.differences, plan.live)
+        installation = _other_installation(plan)
+        rivals = () if installation is None else (f"the operator in namespace {installation}",)
+        restored = [
+            RestoredField(
+                each.path,
+                change.field,
+                digest_of(each.desired),
+                (*rivals, *change.managers),
+                known_rival=installation is not None,
+            )
+            for each, change in zip(plan.differences, changes, strict=True)
+            if each.drift is not Drift.TO_RELEASE or check.was_reported
+        ]
+        if installation is not None:
+            log.warning("other_installation", kind=plan.kind.kind, key=str(plan.key), installation=installation)
+        if plan.live is None:
+            restored = [RestoredField(path, "the whole object", "", ()) for path in _restored(plan, check)]
+        released = [each.path for each in plan.differences if each.drift is Drift.TO_RELEASE]
+        self._contention.record(
+            _subject(plan), restored, released=released, is_repair=check.was_reported, now_mono=self._mono()
+        )
 
     def reset_rejected(self) -> None:
-        """Allow applies again that were refused or not held: the cause may lie outside of anything that is watched."""
+        """Allow refused applies again, and those that did not hold: the cause may lie outside of what is watched."""
         self._rejected.clear()
 
     async def delete(self, kind: Kind, live: Object, *, at_this_version: bool = False) -> bool:
@@ -294,10 +391,7 @@ class Applier:
         if not applied.created:
             await self._undo_merge(plan.kind, applied.object)
         result = self._verified(plan, applied.object, Outcome.CREATED)
-        taken = [
-            ReclaimedField(path, "the whole object", wanted, ()) for path, wanted in _restored(plan, check).items()
-        ]
-        self._contention.record_repair(_subject(plan), taken, now_mono=self._mono())
+        self._count(plan, check)
         return self._with_contention(plan, result)
 
     async def _undo_merge(self, kind: Kind, merged: Object) -> None:
@@ -323,13 +417,7 @@ class Applier:
             applied = await self._cluster.apply(plan.kind, body, force=True)
         is_same = applied.object["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]
         result = self._verified(plan, applied.object, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
-        taken = [
-            ReclaimedField(each.path, why.field, as_text(each.desired), why.managers)
-            for each, why in zip(plan.differences, result.changes, strict=True)
-            if each.drift is Drift.NOT_OWNED
-        ]
-        given_up = [each.path for each in plan.differences if each.drift is Drift.TO_RELEASE]
-        self._contention.record_repair(_subject(plan), taken, given_up=given_up, now_mono=self._mono())
+        self._count(plan, check)
         stored = applied.object
         if has_stale_managers(stored):
             stored = await self._remove_stale_managers(plan.kind, stored)
@@ -365,15 +453,14 @@ class Applier:
         if not left:
             self._rejected.pop((plan.kind, plan.key), None)
             return Result(plan.kind, plan.key, outcome, stored, why)
-        problem = _not_held(left)
-        self._rejected[plan.kind, plan.key] = _RejectedApply(plan.desired, stored, left, problem)
         log.warning(
             "noncanonical",
             kind=plan.kind.kind,
             key=str(plan.key),
             changes=[each.as_dict() for each in field_changes(left, stored)],
         )
-        return Result(plan.kind, plan.key, outcome, stored, why, problem)
+        rejected = self._reject(plan, stored, left, _not_held(left), outcome=outcome)
+        return replace(rejected, changes=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,12 +471,19 @@ class _RejectedApply:
     live: Object | None
     differences: tuple[Difference, ...]
     problem: Problem
+    retry_at_mono: float | None = None
 
-    def is_same(self, plan: Plan) -> bool:
-        """Whether ``plan`` would send the same write to the same object for the same differences."""
-        return (
-            plan.desired == self.desired and plan.differences == self.differences and _uid(plan.live) == _uid(self.live)
-        )
+    def is_same(self, plan: Plan, *, now_mono: float) -> bool:
+        """Whether ``plan`` would send the same write to the same object for the same differences, before its time."""
+        if self.retry_at_mono is not None and now_mono >= self.retry_at_mono:
+            return False
+        is_same_write = plan.desired == self.desired and plan.differences == self.differences
+        return is_same_write and _uid(plan.live) == _uid(self.live)
+
+    def result(self, plan: Plan, *, now_mono: float) -> Result:
+        """What ``plan`` comes to without being sent."""
+        requeue_after_s = None if self.retry_at_mono is None else self.retry_at_mono - now_mono
+        return replace(skipped(plan, self.problem), requeue_after_s=requeue_after_s)
 
 
 def skipped(plan: Plan, problem: Problem) -> Result:
@@ -408,7 +502,16 @@ def _restored(plan: Plan, check: OwnershipCheck) -> dict[Path, str]:
     """What executing ``plan`` restores: the declared value as text, by path."""
     if plan.live is None:
         return {WHOLE_OBJECT: ""} if check.was_reported else {}
-    return {each.path: as_text(each.desired) for each in plan.differences}
+    return {each.path: digest_of(each.desired) for each in plan.differences}
+
+
+def _other_installation(plan: Plan) -> str | None:
+    """The namespace of another operator that applied the live object, if its annotation names one."""
+    ours, found = (
+        (each or {}).get("metadata", {}).get("annotations", {}).get(ANNOTATION_INSTALLATION)
+        for each in (plan.desired, plan.live)
+    )
+    return found if ours is not None and found not in (None, ours) else None
 
 
 def _uid(obj: Object | None) -> str | None:
@@ -425,10 +528,21 @@ def _not_held(left: tuple[Difference, ...]) -> Problem:
     return Problem("FieldsNotHeld", message, needs_user_action=True, ends_with_event=True)
 
 
-def _refused(error: InvalidError) -> Problem:
+def _refused(error: InvalidError | PolicyError, plan: Plan) -> Problem:
+    if isinstance(error, PolicyError):
+        message = f"{plan.kind} {plan.key} is refused by a policy of the cluster: {error.message}"
+        return Problem(REFUSED_BY_POLICY, message, needs_user_action=True, ends_with_event=True)
     fields = ", ".join(cause.field for cause in error.causes) or "the object"
-    message = f"{error.kind} {error.key}: {fields} was refused: {error.message}"
-    return Problem(error.reason, message, needs_user_action=True, ends_with_event=error.reason == "Invalid")
+    message = f"{error.kind} {error.key}: {fields} was refused: {error.message}{_co_owners(plan)}"
+    return Problem(error.reason, message, needs_user_action=True, ends_with_event=True)
+
+
+def _co_owners(plan: Plan) -> str:
+    """Who keeps parts of what this plan releases: a part alone may be invalid (kubernetes#108081)."""
+    released = (each for each in plan.differences if each.drift is Drift.TO_RELEASE)
+    kept = {str(each): owners_of(each.path, plan.live) for each in released} if plan.live is not None else {}
+    told = [f"{field} is kept by {', '.join(owners)}" for field, owners in kept.items() if owners]
+    return f"; {'; '.join(told)}" if told else ""
 
 
 def _contended(plan: Plan, contention: Contention | None) -> str:

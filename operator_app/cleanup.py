@@ -16,8 +16,10 @@ from typing import Final
 import structlog
 
 from operator_app.api.kinds import (
+    ANNOTATION_INSTALLATION,
     CHILD_KINDS,
     ENVOY_PROXY,
+    LABEL_INSTANCE,
     LABEL_MANAGED_BY,
     LABEL_OWNER_UID,
     Key,
@@ -34,12 +36,27 @@ from operator_app.kube.events import Occurrence
 from operator_app.kube.preconditions import pinned_version
 from operator_app.registration.registrar import Registrar
 from operator_app.results import DONE, Problem, ReconcileResult
-from operator_app.status import REGISTERED, StatusWriter, condition_of, deletion_status
+from operator_app.status import READY, StatusWriter, condition_of, deletion_status
 
 log = structlog.get_logger(__name__)
 
 DEREGISTRATION_FAILED: Final = "DeregistrationFailed"
 """The reason of a deletion that waits for the registry."""
+
+ORPHANING_FAILED: Final = "OrphaningFailed"
+"""The reason of a deletion that waits because a child can't be released."""
+
+FINALIZER_NOT_REMOVED: Final = "FinalizerNotRemoved"
+"""The reason of a deletion that waits because the API server refuses to remove the finalizer."""
+
+_OWNERSHIP_LABELS: Final = (LABEL_MANAGED_BY, LABEL_OWNER_UID, LABEL_INSTANCE)
+"""Labels by which the operator, people and pruners recognise what belongs to a proxy (argo-cd#5431)."""
+
+_NOTES: Final = {
+    DEREGISTRATION_FAILED: "the record can't be removed",
+    ORPHANING_FAILED: "a child can't be released from the proxy",
+    FINALIZER_NOT_REMOVED: "the finalizer can't be removed",
+}
 
 
 class Cleanup:
@@ -78,8 +95,10 @@ class Cleanup:
             return DONE
         key, uid = key_of(proxy), proxy["metadata"]["uid"]
         if proxy["spec"].get("deletionPolicy") == DeletionPolicy.ORPHAN:
-            await self._orphan_children(proxy)
+            failed = await self._orphan_children(proxy)
             await self._registrar.orphan(uid)
+            if failed is not None:
+                return await self._wait(proxy, ORPHANING_FAILED, failed)
         else:
             try:
                 await self._registrar.deregister(key, uid)
@@ -88,30 +107,32 @@ class Cleanup:
             except OperatorError as error:
                 left_s = self._until_abandoned_s(proxy)
                 if left_s is None or left_s > 0:
-                    return await self._wait_for_registry(proxy, error, left_s)
+                    return await self._wait(proxy, DEREGISTRATION_FAILED, error, left_s=left_s)
                 await self._registrar.abandon(uid)
-                self._report_stuck(
-                    proxy, "RemovalAbandoned", f"the proxy goes, and its record is removed later: {error}"
-                )
-        await self._finalizer.remove(proxy)
+                self._report(proxy, "RemovalAbandoned", f"the proxy goes, and its record is removed later: {error}")
+        try:
+            await self._finalizer.remove(proxy)
+        except TerminalError as error:
+            return await self._wait(proxy, FINALIZER_NOT_REMOVED, error)
         return DONE
 
-    async def _wait_for_registry(self, proxy: Object, error: OperatorError, left_s: float | None) -> ReconcileResult:
-        """Write what the deletion waits for into the status. A Retry-After counts, up to the time of abandoning."""
-        known = condition_of(proxy, REGISTERED)
-        if known is None or known["reason"] != DEREGISTRATION_FAILED:
-            self._report_stuck(
-                proxy, DEREGISTRATION_FAILED, f"the record can't be removed, and is tried again: {error}"
-            )
-        problem = Problem(DEREGISTRATION_FAILED, str(error), needs_user_action=isinstance(error, TerminalError))
-        await self._statuses.write(proxy, deletion_status(proxy, problem, now=self._now()))
+    async def _wait(
+        self, proxy: Object, reason: str, error: OperatorError, *, left_s: float | None = None
+    ) -> ReconcileResult:
+        """Write what the deletion waits for into the status. A Retry-After counts, up to ``left_s`` seconds."""
+        known = condition_of(proxy, READY)
+        if known is None or known["reason"] != reason:
+            self._report(proxy, reason, f"{_NOTES[reason]}, and is tried again: {error}")
+        problem = Problem(reason, str(error), needs_user_action=isinstance(error, TerminalError))
+        status = deletion_status(proxy, problem, of_record=reason == DEREGISTRATION_FAILED, now=self._now())
+        await self._statuses.write(proxy, status)
         if isinstance(error, TransientError) and error.retry_after_s is not None and left_s is not None:
             return ReconcileResult(requeue_after_s=min(error.retry_after_s, left_s))
         return ReconcileResult(failure=error)
 
-    def _report_stuck(self, proxy: Object, reason: str, note: str) -> None:
-        log.warning("deregistration_failed", proxy=str(key_of(proxy)), reason=reason, note=note)
-        self._record_event(Occurrence(proxy, "Warning", reason, "Deregister", "record", note))
+    def _report(self, proxy: Object, reason: str, note: str) -> None:
+        log.warning("deletion_waits", proxy=str(key_of(proxy)), reason=reason, note=note)
+        self._record_event(Occurrence(proxy, "Warning", reason, "Delete", "finalizer", note))
 
     def _until_abandoned_s(self, proxy: Object) -> float | None:
         """Seconds until the finalizer is removed in any case, not positive once that is due; ``None``: never."""
@@ -120,13 +141,22 @@ class Cleanup:
         begun_at = datetime.fromisoformat(proxy["metadata"]["deletionTimestamp"])
         return (begun_at + timedelta(seconds=self._abandon_after_s) - self._now()).total_seconds()
 
-    async def _orphan_children(self, proxy: Object) -> None:
-        """Orphan every child, read live: one that the store does not have yet would be collected."""
+    async def _orphan_children(self, proxy: Object) -> OperatorError | None:
+        """Orphan every child, read live: one that the store does not have yet would be collected.
+
+        Returns the first refusal, after trying all. Raises transient errors.
+        """
+        first: OperatorError | None = None
         for kind in CHILD_KINDS:
             live = await self._cluster.get(kind, child_key(key_of(proxy)))
-            if live is not None and controller_uid(live) == proxy["metadata"]["uid"]:
+            if live is None or controller_uid(live) != proxy["metadata"]["uid"]:
+                continue
+            try:
                 await orphan_child(self._cluster, kind, live)
                 log.info("child_orphaned", proxy=str(key_of(proxy)), kind=kind.kind)
+            except TerminalError as error:
+                first = first or error
+        return first
 
     async def remove_orphaned_records(self, key: Key, proxy: Object | None) -> OperatorError | None:
         """Remove the records of previous incarnations of this name; returns the first error, after trying all.
@@ -159,6 +189,9 @@ async def orphan_child(cluster: Cluster, kind: Kind, live: Object) -> None:
     ``ConflictError`` when ``live`` is not the stored version any more.
     """
     others = [each for each in live["metadata"]["ownerReferences"] if not each.get("controller")]
-    labels = dict.fromkeys((LABEL_MANAGED_BY, LABEL_OWNER_UID))
-    patch = {"metadata": pinned_version(live) | {"ownerReferences": others or None, "labels": labels}}
+    patch: Object = {"ownerReferences": others or None}
+    for kept_in, names in (("labels", _OWNERSHIP_LABELS), ("annotations", (ANNOTATION_INSTALLATION,))):
+        stored = live["metadata"].get(kept_in, {})
+        patch[kept_in] = {name: None for name in names if name in stored}
+    patch = {"metadata": pinned_version(live) | {name: value for name, value in patch.items() if value != {}}}
     await cluster.merge_patch(kind, key_of(live), patch)

@@ -6,10 +6,13 @@ are no empty values, quantities have their canonical form, and every item of a k
 children depend on no clock, host or previous object, so equal EnvoyProxies have equal children.
 """
 
+import re
+from hashlib import sha256
 from math import ceil
 from typing import Any, Final
 
 from operator_app.api.kinds import (
+    ANNOTATION_INSTALLATION,
     CONFIG_MAP,
     DEPLOYMENT,
     ENVOY_PROXY,
@@ -17,6 +20,7 @@ from operator_app.api.kinds import (
     GROUP,
     LABEL_MANAGED_BY,
     LABEL_OWNER_UID,
+    OPERATOR_NAMESPACE,
     SERVICE,
     Key,
     Kind,
@@ -25,6 +29,9 @@ from operator_app.api.kinds import (
 from operator_app.api.models import READINESS_PORT, EnvoyProxySpec, Resources
 from operator_app.api.quantity import canonical, value_of
 from operator_app.envoy import bootstrap, drain, listeners
+
+READINESS_PORT_NAME: Final = "readiness"
+_DIGEST_PREFIX: Final = "l-"
 
 SUFFIX: Final = "-envoy"
 ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
@@ -55,17 +62,22 @@ def selector_labels(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "envoy", "app.kubernetes.io/instance": name}
 
 
-def children(proxy: Object, spec: EnvoyProxySpec, *, default_image: str) -> dict[Kind, Object]:
+def children(
+    proxy: Object, spec: EnvoyProxySpec, *, default_image: str, installation: str = OPERATOR_NAMESPACE
+) -> dict[Kind, Object]:
     """The desired children of ``proxy``, in the order in which they are applied.
 
     Raises ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
     """
     config = bootstrap.render(bootstrap.bootstrap(spec))
-    return {
-        CONFIG_MAP: _child(CONFIG_MAP, proxy, {"data": {bootstrap.CONFIG_FILE: config}}),
-        DEPLOYMENT: _child(DEPLOYMENT, proxy, {"spec": _deployment_spec(proxy, spec, config, default_image)}),
-        SERVICE: _child(SERVICE, proxy, {"spec": _service_spec(proxy, spec)}, annotations=spec.service.annotations),
+    bodies: dict[Kind, Object] = {
+        CONFIG_MAP: {"data": {bootstrap.CONFIG_FILE: config}},
+        DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, config, default_image)},
+        SERVICE: {"spec": _service_spec(proxy, spec)},
     }
+    annotations = {kind: {ANNOTATION_INSTALLATION: installation} for kind in bodies}
+    annotations[SERVICE] |= spec.service.annotations
+    return {kind: _child(kind, proxy, body, annotations[kind]) for kind, body in bodies.items()}
 
 
 def owner_reference(proxy: Object) -> Object:
@@ -86,7 +98,7 @@ def controller_uid(obj: Object) -> str | None:
     return next((each["uid"] for each in references if each.get("controller")), None)
 
 
-def _child(kind: Kind, proxy: Object, body: Object, *, annotations: dict[str, str] | None = None) -> Object:
+def _child(kind: Kind, proxy: Object, body: Object, annotations: dict[str, str]) -> Object:
     metadata = proxy["metadata"]
     key = child_key(Key(metadata["namespace"], metadata["name"]))
     labels = _labels(metadata["name"]) | {LABEL_OWNER_UID: metadata["uid"]}
@@ -94,10 +106,9 @@ def _child(kind: Kind, proxy: Object, body: Object, *, annotations: dict[str, st
         "name": key.name,
         "namespace": key.namespace,
         "labels": labels,
+        "annotations": annotations,
         "ownerReferences": [owner_reference(proxy)],
     }
-    if annotations:
-        child_metadata["annotations"] = dict(annotations)
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": child_metadata} | body
 
 
@@ -114,7 +125,7 @@ def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, config: str, default_i
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}},
         "template": {
             "metadata": {
-                "labels": _labels(name),
+                "labels": _labels(name) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
                 # Envoy reads the file only when it starts, so a new hash has to roll out new Pods.
                 "annotations": {ANNOTATION_CONFIG_HASH: bootstrap.config_hash(config)},
             },
@@ -159,15 +170,16 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
         ],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}}],
         "ports": [
-            *({"containerPort": listener.container_port, "protocol": "TCP"} for listener in spec.listeners),
-            {"name": "readiness", "containerPort": READINESS_PORT, "protocol": "TCP"},
+            *(
+                {"name": port_name(listener.name), "containerPort": listener.container_port, "protocol": "TCP"}
+                for listener in spec.listeners
+            ),
+            {"name": READINESS_PORT_NAME, "containerPort": READINESS_PORT, "protocol": "TCP"},
         ],
-        "readinessProbe": {
-            "httpGet": {"path": listeners.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
-            "periodSeconds": 5,
-            "timeoutSeconds": 1,
-            "failureThreshold": 3,
-        },
+        # Without it the kubelet asks once before Envoy listens, and then not for five seconds. It never gives up within
+        # the Deployment's own deadline: a backend's name that resolves late is no reason to restart Envoy.
+        "startupProbe": _probe(period_s=1, failures=600),
+        "readinessProbe": _probe(period_s=5, failures=3),
         "lifecycle": {"preStop": drain.pre_stop()},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -180,6 +192,15 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
     if resources:
         container["resources"] = resources
     return container
+
+
+def _probe(*, period_s: int, failures: int) -> Object:
+    return {
+        "httpGet": {"path": listeners.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 1,
+        "failureThreshold": failures,
+    }
 
 
 def _resources(resources: Resources | None) -> Object:
@@ -201,9 +222,22 @@ def _concurrency(resources: Resources | None) -> int:
 def _service_spec(proxy: Object, spec: EnvoyProxySpec) -> dict[str, Any]:
     return {
         "type": spec.service.type.value,
-        "selector": selector_labels(proxy["metadata"]["name"]),
+        # The UID is on nobody else's Pods, whatever labels they carry.
+        "selector": selector_labels(proxy["metadata"]["name"]) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
+        # Named, so that each Pod is reached at the port on which it listens, an old one at the old port.
         "ports": [
-            {"name": listener.name, "port": listener.port, "targetPort": listener.container_port, "protocol": "TCP"}
-            for listener in spec.listeners
+            {"name": each.name, "port": each.port, "targetPort": port_name(each.name), "protocol": "TCP"}
+            for each in spec.listeners
         ],
     }
+
+
+def port_name(listener: str) -> str:
+    """The container port's name for a listener: its own name where that is a port name, else a digest of it.
+
+    A port name has at most 15 characters with a letter among them, and no two hyphens in a row (RFC 6335 section 5.1).
+    """
+    is_port_name = len(listener) <= 15 and "--" not in listener and re.search("[a-z]", listener) is not None
+    if is_port_name and listener != READINESS_PORT_NAME and not listener.startswith(_DIGEST_PREFIX):
+        return listener
+    return _DIGEST_PREFIX + sha256(listener.encode()).hexdigest()[:12]

@@ -12,6 +12,7 @@
     |- TerminalError(reason)             a retry fails until an input changes
        |- NotFoundError                  404 where the object was needed
        |- InvalidError(causes)           400, 422: the server refused the contents
+       |- PolicyError                    400, 403, 422: an admission policy or webhook of the cluster refused it
        |- ForbiddenError                 401, 403: the operator lacks a permission
 
 Errors are classified by HTTP status, ``Status.reason`` and ``Status.details.causes``, never by the text of a message.
@@ -156,6 +157,17 @@ class InvalidError(TerminalError):
     ) -> None:
         super().__init__(reason, message, kind=kind, key=key)
         self.causes = causes
+
+
+class PolicyError(TerminalError):
+    """400, 403 or 422 by an admission policy or webhook of the cluster, whose name is in the message.
+
+    What it judges may lie outside of the object, so a retry may succeed after minutes. ``reason`` is
+    ``RefusedByPolicy``.
+    """
+
+    def __init__(self, message: str, *, kind: Kind | None = None, key: Key | None = None) -> None:
+        super().__init__("RefusedByPolicy", message, kind=kind, key=key)
 
 
 class ForbiddenError(TerminalError):

@@ -4,6 +4,7 @@ The plans are those of a reconcile, made from live reads; nothing is written.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object, key_of
 from operator_app.api.models import parse_spec
@@ -12,7 +13,10 @@ from operator_app.desired import children
 from operator_app.errors import NotFoundError
 from operator_app.kube.client import Cluster
 from operator_app.ssa.changes import as_text, shown
-from operator_app.ssa.fields import Difference, Drift, dotted, owned_values, owners_of
+from operator_app.ssa.fields import Difference, Drift, dotted, foreign_fields, owned_values, owners_of
+
+_MOST_FOREIGN: Final = 30
+"""Foreign fields of one child that are shown."""
 
 _ACTIONS = {
     Action.NOTHING: "holds; nothing to write",
@@ -23,7 +27,7 @@ _ACTIONS = {
 }
 
 
-async def explain(cluster: Cluster, key: Key, *, default_image: str) -> str:
+async def explain(cluster: Cluster, key: Key, *, default_image: str, installation: str) -> str:
     """A report on the proxy at ``key``.
 
     Raises ``NotFoundError`` when there is none, and ``pydantic.ValidationError`` when its spec can't be read.
@@ -34,7 +38,7 @@ async def explain(cluster: Cluster, key: Key, *, default_image: str) -> str:
     spec = parse_spec(proxy)
     lines = list(_heading(proxy, is_paused=spec.paused))
     check = child_check(proxy)
-    for kind, desired in children(proxy, spec, default_image=default_image).items():
+    for kind, desired in children(proxy, spec, default_image=default_image, installation=installation).items():
         live = await cluster.get(kind, key_of(desired))
         lines += ["", *_child(plan(kind, desired, live, check))]
     return "\n".join(lines) + "\n"
@@ -65,6 +69,8 @@ def _child(planned: Plan) -> Iterator[str]:
             others = owners_of(path, planned.live)
             owners = ", ".join((FIELD_MANAGER, *others))
             yield f"    {dotted(path)}  owner {owners}  = {as_text(shown(path, value))}"
+    for field in foreign_fields(planned.live, ("f:spec",), most=_MOST_FOREIGN):
+        yield f"  + {field}"
     for each in planned.differences:
         yield f"  ! {_difference(planned.live, each)}"
 

@@ -11,38 +11,69 @@ Guarantees
 from collections.abc import Callable
 from typing import Final
 
-from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Kind, Object
+from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Kind, Object, key_of
 from operator_app.apply import merge_at_version
 from operator_app.errors import ConflictError, InvalidError, NotFoundError
 from operator_app.kube.client import Cluster
 from operator_app.kube.preconditions import identity
 from operator_app.kube.store import Store
 from operator_app.results import Outcome
-from operator_app.ssa.fields import fields_of
+from operator_app.ssa.contention import Contention, ContentionTracker, RestoredField
+from operator_app.ssa.fields import Path, fields_of
 
 _TOO_LATE: Final = frozenset({"metadata.uid", "metadata.finalizers"})
 """The fields that a refusal names when another object has the name now, or the object is being deleted."""
 
+_PATH: Final[Path] = ("f:metadata", "f:finalizers")
 _MEMBER: Final = f'v:"{FINALIZER}"'
 
 
 class Finalizer:
-    """Adds and removes our finalizer. ``on_write`` is called with every write."""
+    """Adds and removes our finalizer.
 
-    def __init__(self, cluster: Cluster, store: Store, *, on_write: Callable[[Kind, Outcome], None]) -> None:
+    ``on_write`` is called with every write; ``mono`` is a monotonic clock in seconds. A finalizer that another writer
+    keeps removing is added ever more slowly (``ssa.contention``).
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        tracker: ContentionTracker,
+        *,
+        on_write: Callable[[Kind, Outcome], None],
+        mono: Callable[[], float],
+    ) -> None:
         self._cluster = cluster
         self._store = store
+        self._contention = tracker
         self._on_write = on_write
+        self._mono = mono
+
+    def contention(self, proxy: Object) -> Contention | None:
+        """Who keeps removing the finalizer, if somebody does."""
+        return self._contention.contention(_subject(proxy), now_mono=self._mono())
+
+    def pause_s(self, proxy: Object) -> float:
+        """How long ``add`` leaves a ``proxy`` without our entry as it is, in seconds."""
+        return self._contention.pause_s(_subject(proxy), {_PATH: ""}, is_repair=True, now_mono=self._mono())
 
     async def add(self, proxy: Object) -> Object:
-        """Put our entry on ``proxy`` and return the stored proxy.
+        """Put our entry on ``proxy`` and return the stored proxy; without it while another writer contends for it.
 
         Raises ``ConflictError`` when the proxy is gone or its deletion has begun: read it again and decide anew. Raises
         ``InvalidError`` or ``ForbiddenError`` when a policy of the cluster refuses it.
         """
         if has_finalizer(proxy):
             return proxy
-        return await self._apply(proxy, {"finalizers": [FINALIZER]})
+        if self.pause_s(proxy) > 0:
+            return proxy
+        added = await self._apply(proxy, {"finalizers": [FINALIZER]})
+        if proxy.get("status"):
+            # A proxy with a status had our entry before, so somebody has removed it.
+            removed = RestoredField(_PATH, "the finalizer", "", ())
+            self._contention.record(_subject(proxy), [removed], is_repair=True, now_mono=self._mono())
+        return added
 
     async def remove(self, proxy: Object) -> None:
         """Take our entry off ``proxy``; a proxy that has gone already is fine.
@@ -85,6 +116,10 @@ class Finalizer:
         self._on_write(ENVOY_PROXY, Outcome.CONFIGURED)
         self._store.learn(ENVOY_PROXY, stored)
         return stored
+
+
+def _subject(proxy: Object) -> str:
+    return f"EnvoyProxy {key_of(proxy)} {proxy['metadata']['uid']} finalizer"
 
 
 def has_finalizer(proxy: Object) -> bool:

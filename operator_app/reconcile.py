@@ -10,7 +10,7 @@ A reconcile never waits and never retries; its result says how it ended, and the
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -18,13 +18,24 @@ import anyio
 import structlog
 from pydantic import ValidationError
 
-from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, key_of
+from operator_app.api.kinds import (
+    CHILD_KINDS,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    OPERATOR_NAMESPACE,
+    SERVICE,
+    Key,
+    Kind,
+    Object,
+    key_of,
+)
 from operator_app.api.models import EnvoyProxySpec, ServiceType, parse_spec, sentence
-from operator_app.apply import CONTENDED, Action, Applier, OwnershipCheck, Plan, Result, child_check, skipped
+from operator_app.apply import CONTENDED, POLICY_RETRY_S, Action, Applier, Plan, Result, child_check, skipped
 from operator_app.cleanup import Cleanup
 from operator_app.desired import child_key, children, controller_uid
-from operator_app.errors import ConflictError, OperatorError, TerminalError, TransientError
-from operator_app.finalizer import Finalizer
+from operator_app.errors import ConflictError, OperatorError, PolicyError, TerminalError, TransientError
+from operator_app.finalizer import Finalizer, has_finalizer
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.events import Occurrence
@@ -48,6 +59,9 @@ PERSISTENT_AFTER: Final = 3
 """After so many failed reconciles in a row, a transient error is told in the status."""
 
 _NO_ADDRESS: Final = Problem("NoAddress", "the Service has no address to register yet", ends_with_event=True)
+_FINALIZER_CONTENDED: Final = Problem(
+    CONTENDED, "another writer keeps removing the finalizer; the record waits until it stays", ends_with_event=True
+)
 _NOT_WHILE_PAUSED: Final = Problem("Paused", "spec.paused is set; the record waits", ends_with_event=True)
 
 ORPHANED_RECORDS_RETRY_S: Final = 60.0
@@ -78,6 +92,7 @@ class Reconciler:
         report: Callable[[Object, Result], None],
         record_event: Callable[[Occurrence], None],
         default_image: str,
+        installation: str = OPERATOR_NAMESPACE,
         abandon_after_s: float | None,
         now: Callable[[], datetime],
     ) -> None:
@@ -90,6 +105,7 @@ class Reconciler:
         self._report = report
         self._record_event = record_event
         self._default_image = default_image
+        self._installation = installation
         self._now = now
         self._cleanup = Cleanup(
             cluster, finalizer, registrar, statuses, record_event=record_event, abandon_after_s=abandon_after_s, now=now
@@ -132,118 +148,141 @@ class Reconciler:
     async def _converge(self, proxy: Object, failures: int, *, is_resync: bool) -> ReconcileResult:
         try:
             spec = parse_spec(proxy)
-            desired = children(proxy, spec, default_image=self._default_image)
+            desired = children(proxy, spec, default_image=self._default_image, installation=self._installation)
         except ValidationError as error:
             return await self._refuse(proxy, Problem("InvalidSpec", sentence(error), needs_user_action=True))
         except TerminalError as error:
             return await self._refuse(proxy, Problem(error.reason, error.message, needs_user_action=True))
+        steps = await self._take_steps(proxy, spec, desired, is_resync=is_resync)
+        if steps.conflict is not None:
+            raise steps.conflict
+        if steps.proxy["metadata"]["generation"] != proxy["metadata"]["generation"]:
+            # The finalizer's answer has an edit that no watch has delivered yet: the status must be about that one.
+            return await self._converge(steps.proxy, failures, is_resync=is_resync)
         if not spec.paused:
-            try:
-                finalized = await self._finalizer.add(proxy)
-            except TerminalError as error:
-                refused = await self._refuse(proxy, Problem(error.reason, str(error), needs_user_action=True))
-                return replace(refused, failure=error)
-            if finalized["metadata"]["generation"] != proxy["metadata"]["generation"]:
-                # The answer has an edit that no watch has delivered yet: what follows must be about that generation.
-                return await self._converge(finalized, failures, is_resync=is_resync)
-            proxy = finalized
-        check = child_check(proxy, was_reported=observed_current_generation(proxy))
-        results, transient = await self._apply_children(proxy, desired, check, is_paused=spec.paused)
-        if not spec.paused:
-            await self._prune(proxy, desired)
-        try:
-            registration = await self._register(proxy, spec, results, is_resync=is_resync)
-        except TransientError as error:
-            if isinstance(error, ConflictError):
-                raise
-            transient = transient or error
-            registration = _unregistered(Problem("Retrying", str(error)))
+            await self._prune(steps, desired)
+        transient = steps.transient
         if transient is not None and failures < PERSISTENT_AFTER:
             # One lost connection says nothing about the proxy.
             return ReconcileResult(failure=transient)
-        address = _address(proxy, results[SERVICE].live)
-        written = await self._write_status(Observation(proxy, results, registration.problem, address=address))
-        children_s = (each.requeue_after_s for each in results.values())
-        times_s = [written.requeue_after_s, registration.requeue_after_s, *children_s]
+        written = await self._write_status(self._observation(steps))
+        children_s = (each.requeue_after_s for each in steps.results.values())
+        times_s = [written.requeue_after_s, steps.registration.requeue_after_s, *steps.requeue_times_s, *children_s]
         requeue_after_s = min((each for each in times_s if each is not None), default=None)
-        return ReconcileResult(requeue_after_s, transient or _unfinished(results, registration))
+        return ReconcileResult(requeue_after_s, transient or _unfinished(steps))
 
-    async def _apply_children(
-        self, proxy: Object, desired: Mapping[Kind, Object], check: OwnershipCheck, *, is_paused: bool
-    ) -> tuple[Mapping[Kind, Result], TransientError | None]:
-        """Apply all children at the same time, each after its prerequisite.
+    async def _take_steps(
+        self, proxy: Object, spec: EnvoyProxySpec, desired: Mapping[Kind, Object], *, is_resync: bool
+    ) -> "_Steps":
+        """Finalizer, children and record at the same time, each after what it depends on.
 
-        A child that fails does not keep the others from being repaired. The results are in the order of ``desired``.
+        A Deployment waits for its ConfigMap, the record for the finalizer and the Service. A step that fails does not
+        keep the others from being taken.
         """
-        results: dict[Kind, Result] = {}
-        transients: list[TransientError] = []
-        is_over = {kind: anyio.Event() for kind in desired}
+        steps = _Steps(proxy)
+        is_over = {kind: anyio.Event() for kind in (*desired, ENVOY_PROXY)}
+
+        async def finalize() -> None:
+            if not spec.paused:
+                await self._finalize(steps)
+            is_over[ENVOY_PROXY].set()
 
         async def apply_child(kind: Kind, child: Object) -> None:
-            try:
-                plan = await self._applier.plan(kind, child, check)
-                prerequisite = _PREREQUISITES.get(kind)
-                if prerequisite is not None:
-                    await is_over[prerequisite].wait()
-                obstacle = _paused(plan) if is_paused else _missing_prerequisite(kind, results)
-                if obstacle is None:
-                    result = await self._applier.execute(plan, check)
-                else:
-                    result = skipped(plan, obstacle)
-            except TransientError as error:
-                transients.append(error)
-                result = self._failed(kind, proxy, Problem("Retrying", str(error)))
-            except TerminalError as error:
-                result = self._failed(kind, proxy, Problem(error.reason, str(error), needs_user_action=True))
-            self._report(proxy, result)
-            results[kind] = result
+            prerequisite = _PREREQUISITES.get(kind)
+            if prerequisite is not None:
+                await is_over[prerequisite].wait()
+            steps.results[kind] = await self._apply_child(kind, child, steps, is_paused=spec.paused)
             is_over[kind].set()
 
-        async with anyio.create_task_group() as steps:
+        async def register() -> None:
+            await is_over[ENVOY_PROXY].wait()
+            await is_over[SERVICE].wait()
+            # An edit that the finalizer's answer has brought is registered by the reconcile of that generation.
+            is_current = steps.proxy["metadata"]["generation"] == proxy["metadata"]["generation"]
+            if steps.conflict is None and is_current:
+                await self._register(steps, spec, is_resync=is_resync)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(finalize)
             for kind, child in desired.items():
-                steps.start_soon(apply_child, kind, child)
-        # Of several transient errors, the one with the longest Retry-After decides when to try again.
-        transient = max(transients, key=lambda each: each.retry_after_s or 0.0, default=None)
-        return {kind: results[kind] for kind in desired}, transient
+                tasks.start_soon(apply_child, kind, child)
+            tasks.start_soon(register)
+        steps.results = {kind: steps.results[kind] for kind in desired}
+        return steps
+
+    async def _finalize(self, steps: "_Steps") -> None:
+        """Add the finalizer; without it nothing is registered outside."""
+        try:
+            steps.proxy = await self._finalizer.add(steps.proxy)
+        except ConflictError as error:
+            steps.conflict = error
+        except TransientError as error:
+            steps.transients.append(error)
+            steps.hindrance = Problem("Retrying", str(error))
+        except TerminalError as error:
+            steps.hindrance = _terminal(error)
+            steps.problems.append(steps.hindrance)
+            steps.requeue_times_s.append(POLICY_RETRY_S)
+        else:
+            if not has_finalizer(steps.proxy):
+                steps.hindrance = _FINALIZER_CONTENDED
+                steps.requeue_times_s.append(self._finalizer.pause_s(steps.proxy))
+
+    async def _apply_child(self, kind: Kind, child: Object, steps: "_Steps", *, is_paused: bool) -> Result:
+        proxy = steps.proxy
+        check = child_check(proxy, was_reported=observed_current_generation(proxy))
+        try:
+            # A paused proxy creates nothing, so nothing else tells whether a name is free.
+            plan = await self._applier.plan(kind, child, check, ask_server=is_paused)
+            hindrance = _paused(plan) if is_paused else _missing_prerequisite(kind, steps.results)
+            result = skipped(plan, hindrance) if hindrance is not None else await self._applier.execute(plan, check)
+        except TransientError as error:
+            steps.transients.append(error)
+            result = self._failed(kind, proxy, Problem("Retrying", str(error)))
+        except TerminalError as error:
+            result = self._failed(kind, proxy, _terminal(error))
+        self._report(proxy, result)
+        return result
 
     def _failed(self, kind: Kind, proxy: Object, problem: Problem) -> Result:
         """The result of a child that could not be written: its last known version goes on serving and being counted."""
         key = child_key(key_of(proxy))
         return Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=problem)
 
-    async def _register(
-        self, proxy: Object, spec: EnvoyProxySpec, results: Mapping[Kind, Result], *, is_resync: bool
-    ) -> Registration:
-        """Register the proxy outside, once its Service has an address. Raises transient errors.
+    async def _register(self, steps: "_Steps", spec: EnvoyProxySpec, *, is_resync: bool) -> None:
+        """Register the proxy outside, once its Service has an address.
 
-        While the Service is not as declared, the outside record stays as it is and is only compared.
+        While the Service is not as declared or the finalizer is not there, the outside record stays as it is and is
+        only compared.
         """
-        service = results[SERVICE]
-        address = _address(proxy, service.live)
+        service = steps.results[SERVICE]
+        address = _address(steps.proxy, service.live)
         if address is None:
-            return _unregistered(_NO_ADDRESS)
-        metadata, declared = proxy["metadata"], spec.registration
-        record = Record(
-            uid=metadata["uid"],
-            generation=metadata["generation"],
-            proxy=key_of(proxy),
-            hostname=declared.hostname if declared else None,
-            address=address,
-            ports=tuple(Port(each.name, each.port, each.protocol) for each in spec.listeners),
-            ttl_s=declared.ttl if declared else None,
+            steps.registration = _unregistered(_NO_ADDRESS)
+            return
+        record, registry = (
+            _record(steps.proxy, spec, address),
+            spec.registration.registry if spec.registration else None,
         )
-        registry = declared.registry if declared else None
+        hindrance = _NOT_WHILE_PAUSED if spec.paused else steps.hindrance
+        if hindrance is None and _is_broken(service):
+            hindrance = service.problem
         try:
-            hindrance = _NOT_WHILE_PAUSED if spec.paused else service.problem if _is_broken(service) else None
             if hindrance is not None:
                 problem = await self._registrar.observe(record, registry, hindrance, is_resync=is_resync)
-                return Registration(Outcome.UNCHANGED, problem)
-            registration = await self._registrar.register(record, registry, is_resync=is_resync)
+                steps.registration = Registration(Outcome.UNCHANGED, problem)
+                return
+            steps.registration = await self._registrar.register(record, registry, is_resync=is_resync)
+        except ConflictError as error:
+            steps.conflict = error
+        except TransientError as error:
+            steps.transients.append(error)
+            steps.registration = _unregistered(Problem("Retrying", str(error)))
         except TerminalError as error:
-            return _unregistered(Problem(error.reason, str(error), needs_user_action=True))
-        if registration.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
-            self._report_registered(proxy, record, registration)
-        return registration
+            steps.registration = _unregistered(_terminal(error))
+        else:
+            if steps.registration.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
+                self._report_registered(steps.proxy, record, steps.registration)
 
     def _report_registered(self, proxy: Object, record: Record, registration: Registration) -> None:
         log.info("record", proxy=str(record.proxy), generation=record.generation, outcome=registration.outcome.value)
@@ -269,13 +308,36 @@ class Reconciler:
         status = next_status(observation, now=self._now())
         return ReconcileResult(requeue_after_s=await self._statuses.write(observation.proxy, status))
 
-    async def _prune(self, proxy: Object, wanted: Mapping[Kind, Object]) -> None:
+    def _observation(self, steps: "_Steps") -> Observation:
+        """What this reconcile has observed, and who contends for the EnvoyProxy itself."""
+        proxy = steps.proxy
+        contentions = (self._finalizer.contention(proxy), self._statuses.contention(proxy))
+        known = tuple(each for each in contentions if each is not None)
+        steps.requeue_times_s += [each.forgotten_in_s for each in known]
+        return Observation(
+            proxy,
+            steps.results,
+            steps.registration.problem,
+            address=_address(proxy, steps.results[SERVICE].live),
+            problems=tuple(steps.problems),
+            contentions=known,
+        )
+
+    async def _prune(self, steps: "_Steps", wanted: Mapping[Kind, Object]) -> None:
         """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer."""
         for kind in CHILD_KINDS:
-            for live in self._store.indexed(kind, proxy["metadata"]["uid"]):
+            for live in self._store.indexed(kind, steps.proxy["metadata"]["uid"]):
                 is_wanted = kind in wanted and key_of(live) == key_of(wanted[kind])
-                if not is_wanted and fields_of(live) and "deletionTimestamp" not in live["metadata"]:
+                if is_wanted or not fields_of(live) or "deletionTimestamp" in live["metadata"]:
+                    continue
+                try:
                     await self._applier.delete(kind, live)
+                except TransientError as error:
+                    steps.transients.append(error)
+                except TerminalError as error:
+                    message = f"{kind} {key_of(live)} is not declared any more and can't be deleted: {error.message}"
+                    steps.problems.append(Problem(error.reason, message, needs_user_action=True, ends_with_event=True))
+                    steps.requeue_times_s.append(POLICY_RETRY_S)
 
     async def _refresh(self, key: Key) -> None:
         for kind, address in ((ENVOY_PROXY, key), *((kind, child_key(key)) for kind in CHILD_KINDS)):
@@ -289,6 +351,48 @@ class Reconciler:
                         # This incarnation is gone, though no watch has delivered it. What has its name now may be
                         # foreign, and no watch would deliver its deletion: the store does not learn it.
                         self._store.apply_delta(Deleted(kind, known))
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What the steps of one reconcile have come to so far.
+
+    ``proxy`` is its latest known version. ``hindrance`` keeps the record from being written, ``problems`` are those of
+    steps other than children and record, and ``conflict`` says that the whole reconcile rests on an outdated proxy.
+    """
+
+    proxy: Object
+    results: dict[Kind, Result] = field(default_factory=dict)
+    registration: Registration = field(default_factory=lambda: Registration(Outcome.SKIPPED))
+    hindrance: Problem | None = None
+    problems: list[Problem] = field(default_factory=list)
+    transients: list[TransientError] = field(default_factory=list)
+    requeue_times_s: list[float] = field(default_factory=list)
+    conflict: ConflictError | None = None
+
+    @property
+    def transient(self) -> TransientError | None:
+        """The transient error that decides when to try again: the one with the longest Retry-After."""
+        return max(self.transients, key=lambda each: each.retry_after_s or 0.0, default=None)
+
+
+def _record(proxy: Object, spec: EnvoyProxySpec, address: str) -> Record:
+    """What is to be said of the proxy outside."""
+    metadata, declared = proxy["metadata"], spec.registration
+    return Record(
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        proxy=key_of(proxy),
+        hostname=declared.hostname if declared else None,
+        address=address,
+        ports=tuple(Port(each.name, each.port, each.protocol) for each in spec.listeners),
+        ttl_s=declared.ttl if declared else None,
+    )
+
+
+def _terminal(error: TerminalError) -> Problem:
+    is_policy = isinstance(error, PolicyError)
+    return Problem(error.reason, str(error), needs_user_action=True, ends_with_event=is_policy)
 
 
 def _paused(plan: Plan) -> Problem | None:
@@ -321,11 +425,11 @@ def _unregistered(problem: Problem) -> Registration:
     return Registration(Outcome.SKIPPED, problem)
 
 
-def _unfinished(results: Mapping[Kind, Result], registration: Registration) -> Problem | None:
+def _unfinished(steps: _Steps) -> Problem | None:
     """The first problem that may end without an event that the operator watches for."""
     # A registration that says when to come back has a backoff of its own.
-    registered = registration.problem if registration.requeue_after_s is None else None
-    problems = (*(each.problem for each in results.values()), registered)
+    registered = steps.registration.problem if steps.registration.requeue_after_s is None else None
+    problems = (*(each.problem for each in steps.results.values()), registered, *steps.problems)
     return next((each for each in problems if each is not None and not each.ends_with_event), None)
 
 

@@ -16,6 +16,7 @@ Guarantees
 * Conditions of this operator can be removed even after somebody wiped ``managedFields``.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,11 +25,13 @@ from typing import Final
 from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, Key, Kind, Object, key_of
 from operator_app.apply import Result, merge_at_version
 from operator_app.desired import controller_uid, selector_labels
+from operator_app.errors import ConflictError, NotFoundError
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
 from operator_app.results import Outcome, Problem
 from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
-from operator_app.ssa.fields import Difference, differences, fields_of
+from operator_app.ssa.contention import Contention, ContentionTracker, RestoredField, digest_of
+from operator_app.ssa.fields import Difference, differences, fields_of, foreign_fields
 
 RECONCILED: Final = "Reconciled"
 AVAILABLE: Final = "Available"
@@ -39,6 +42,14 @@ STALLED: Final = "Stalled"
 CONTENDED: Final = "Contended"
 
 _TYPES: Final = frozenset({RECONCILED, AVAILABLE, REGISTERED, READY, RECONCILING, STALLED, CONTENDED})
+LONGEST_MESSAGE: Final = 1024
+"""Characters of a condition's message; the API allows 32,768, and no tenant reads more than a few sentences."""
+
+_REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,1022}[A-Za-z0-9_])?")
+"""What the API allows as a condition's reason (metav1.Condition)."""
+
+_POD_SPEC: Final = ("f:spec", "f:template", "f:spec")
+_STATUS: Final = ("f:status",)
 _SUBRESOURCE: Final = "status"
 _COUNTERS: Final = frozenset({("f:status", "f:replicas"), ("f:status", "f:readyReplicas")})
 
@@ -48,7 +59,9 @@ class Observation:
     """Everything that one reconcile has observed of one proxy.
 
     ``children`` are the results of applying them; ``registration`` is what keeps the outside record from being
-    confirmed, ``None`` when it is confirmed; ``refusal`` is what keeps the spec from being acted on at all.
+    confirmed, ``None`` when it is confirmed; ``refusal`` is what keeps the spec from being acted on at all;
+    ``problems`` are those of other steps. ``contentions`` are those of the EnvoyProxy itself: its status and its
+    finalizer.
     """
 
     proxy: Object
@@ -56,6 +69,8 @@ class Observation:
     registration: Problem | None = None
     refusal: Problem | None = None
     address: str | None = None
+    problems: tuple[Problem, ...] = ()
+    contentions: tuple[Contention, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +93,10 @@ class Rollout:
     ready: int = 0
     available: int = 0
     is_observed: bool = False
-    is_past_deadline: bool = False
+    failure: tuple[str, str] | None = None
+    """Reason and message of the condition by which the Deployment says that it can't make Pods."""
+    deadline: str | None = None
+    """What the Deployment says once it has made no progress for its deadline."""
 
     @property
     def is_complete(self) -> bool:
@@ -111,20 +129,22 @@ def next_status(observation: Observation, *, now: datetime) -> Object:
     return status
 
 
-def deletion_status(proxy: Object, problem: Problem, *, now: datetime) -> Object:
-    """The status of a proxy whose deletion waits because of ``problem``; what was verified of its children stays."""
+def deletion_status(proxy: Object, problem: Problem, *, of_record: bool, now: datetime) -> Object:
+    """The status of a proxy whose deletion waits because of ``problem``; what was verified of its children stays.
+
+    ``of_record``: it is the outside record that can't be removed.
+    """
     generation: int = proxy["metadata"]["generation"]
     stored: Object = proxy.get("status") or {}
-    waiting = [
-        ConditionSpec(kind, is_true=False, reason=problem.reason, message=problem.message)
-        for kind in (READY, REGISTERED)
-    ]
-    known = {each["type"]: each for each in stored.get("conditions", ()) if each["type"] in (RECONCILED, AVAILABLE)}
+    false = (READY, REGISTERED) if of_record else (READY,)
+    waiting = [ConditionSpec(kind, is_true=False, reason=problem.reason, message=problem.message) for kind in false]
+    kept = {RECONCILED, AVAILABLE, REGISTERED} - set(false)
+    known = [each for each in stored.get("conditions", ()) if each["type"] in kept]
     conditions = [_condition(each, generation, condition_of(proxy, each.type), now) for each in waiting]
-    kept: Object = {
+    fields: Object = {
         name: stored[name] for name in ("replicas", "readyReplicas", "selector", "address") if name in stored
     }
-    return {"observedGeneration": generation, **kept, "conditions": [*conditions, *known.values()]}
+    return {"observedGeneration": generation, **fields, "conditions": [*conditions, *known]}
 
 
 def condition_specs(observation: Observation, rollout: Rollout) -> tuple[ConditionSpec, ...]:
@@ -168,8 +188,11 @@ def _registered(observation: Observation) -> ConditionSpec:
 def _ready(rollout: Rollout, *parts: ConditionSpec) -> ConditionSpec:
     """The three together, once nothing but Pods of the current template is left to answer."""
     for part in parts:
-        if not part.is_true:
+        if not part.is_true and not (part.type == AVAILABLE and rollout.failure):
             return ConditionSpec(READY, is_true=False, reason=part.reason, message=part.message)
+    if rollout.failure is not None:
+        reason, message = rollout.failure
+        return ConditionSpec(READY, is_true=False, reason=reason, message=message)
     if not rollout.is_complete:
         message = "proxies with an older configuration are still being replaced"
         return ConditionSpec(READY, is_true=False, reason="RollingOut", message=message)
@@ -182,13 +205,16 @@ def _progress(observation: Observation, rollout: Rollout, *parts: ConditionSpec)
         observation.refusal,
         *(result.problem for result in observation.children.values()),
         observation.registration,
+        *observation.problems,
     )
     for problem in problems:
         if problem is not None and problem.needs_user_action:
             return (ConditionSpec(STALLED, is_true=True, reason=problem.reason, message=problem.message),)
-    if rollout.is_past_deadline:
-        message = "the Deployment makes no progress; look at its Pods"
-        return (ConditionSpec(STALLED, is_true=True, reason="ProgressDeadlineExceeded", message=message),)
+    if rollout.failure is not None:
+        reason, message = rollout.failure
+        return (ConditionSpec(STALLED, is_true=True, reason=reason, message=message),)
+    if rollout.deadline is not None:
+        return (ConditionSpec(STALLED, is_true=True, reason="ProgressDeadlineExceeded", message=rollout.deadline),)
     if not rollout.is_complete or not all(part.is_true for part in parts):
         message = "the declared state is on its way"
         return (ConditionSpec(RECONCILING, is_true=True, reason="Progressing", message=message),)
@@ -198,11 +224,16 @@ def _progress(observation: Observation, rollout: Rollout, *parts: ConditionSpec)
 def _contended(observation: Observation) -> tuple[ConditionSpec, ...]:
     """Which writer takes which fields again and again, as long as the tracker remembers it."""
     contended = [
-        (result.kind, result.contention) for result in observation.children.values() if result.contention is not None
+        f"{result.contention} of the {result.kind}"
+        for result in observation.children.values()
+        if result.contention is not None
     ]
+    contended += [f"{each} of the EnvoyProxy" for each in observation.contentions]
     if not contended:
         return ()
-    message = "; ".join(f"{contention} of the {kind}" for kind, contention in contended)
+    message = "; ".join(contended)
+    if "the operator in namespace" in message:
+        message += "; two operators reconcile this EnvoyProxy: give each its own by --namespaces, or uninstall one"
     return (ConditionSpec(CONTENDED, is_true=True, reason="FieldsTaken", message=message),)
 
 
@@ -221,12 +252,26 @@ def rollout_of(observation: Observation) -> Rollout:
         ready=reported.get("readyReplicas", 0),
         available=reported.get("availableReplicas", 0),
         is_observed=is_observed,
-        is_past_deadline=is_observed
-        and any(
-            each["type"] == "Progressing" and each.get("reason") == "ProgressDeadlineExceeded"
-            for each in reported.get("conditions", ())
-        ),
+        failure=_failure(reported),
+        deadline=_deadline(deployment, reported) if is_observed else None,
     )
+
+
+def _failure(reported: Object) -> tuple[str, str] | None:
+    """Why the Deployment can't make Pods: a quota, an admission policy, a Pod that is not valid."""
+    for each in reported.get("conditions", ()):
+        if each["type"] == "ReplicaFailure" and each["status"] == "True":
+            return each.get("reason") or "ReplicaFailure", f"the Deployment can't make Pods: {each.get('message', '')}"
+    return None
+
+
+def _deadline(deployment: Object, reported: Object) -> str | None:
+    for each in reported.get("conditions", ()):
+        if each["type"] == "Progressing" and each.get("reason") == "ProgressDeadlineExceeded":
+            foreign = foreign_fields(deployment, _POD_SPEC)
+            added = f"; others have set {', '.join(foreign)}" if foreign else ""
+            return f"the Deployment makes no progress: {each.get('message', '')}; look at its Pods{added}"
+    return None
 
 
 def _deployment(observation: Observation) -> Object | None:
@@ -238,7 +283,8 @@ def _deployment(observation: Observation) -> Object | None:
 
 
 def _first_problem(observation: Observation) -> Problem | None:
-    problems = (observation.refusal, *(result.problem for result in observation.children.values()))
+    children = (result.problem for result in observation.children.values())
+    problems = (observation.refusal, *children, *observation.problems)
     return next((problem for problem in problems if problem is not None), None)
 
 
@@ -252,9 +298,16 @@ def _condition(spec: ConditionSpec, generation: int, stored: Object | None, now:
         "status": status,
         "observedGeneration": generation,
         "lastTransitionTime": since,
-        "reason": spec.reason,
-        "message": spec.message,
+        "reason": spec.reason if _REASON.fullmatch(spec.reason) else "Failed",
+        "message": shortened(spec.message),
     }
+
+
+def shortened(message: str) -> str:
+    """A message of at most ``LONGEST_MESSAGE`` characters, whoever wrote it: a webhook, a registry, another writer."""
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    return f"{message[:LONGEST_MESSAGE]} ... ({len(message) - LONGEST_MESSAGE} characters more)"
 
 
 def condition_of(proxy: Object, kind: str) -> Object | None:
@@ -286,13 +339,15 @@ class StatusWriter:
     """Writes a status when, and only when, it differs from what is stored.
 
     Counters alone (``replicas``, ``readyReplicas``) change with every Pod during a rollout, so their write is debounced
-    by ``settle_s`` seconds. A condition that flips takes them along at once.
+    by ``settle_s`` seconds. A condition that flips takes them along at once. A status that another writer keeps
+    changing is restored ever more slowly (``ssa.contention``).
     """
 
     def __init__(
         self,
         cluster: Cluster,
         store: Store,
+        tracker: ContentionTracker,
         *,
         on_write: Callable[[Kind, Outcome], None],
         mono: Callable[[], float],
@@ -300,18 +355,35 @@ class StatusWriter:
     ) -> None:
         self._cluster = cluster
         self._store = store
+        self._contention = tracker
         self._on_write = on_write
         self._mono = mono
         self._settle_s = settle_s
         self._due_mono: dict[Key, float] = {}
+        self._written: dict[Key, str] = {}
+
+    def contention(self, proxy: Object) -> Contention | None:
+        """Who keeps changing the status of ``proxy``, if somebody does."""
+        return self._contention.contention(_subject(proxy), now_mono=self._mono())
 
     async def write(self, proxy: Object, status: Object) -> float | None:
         """Bring the stored status of ``proxy`` to ``status``. Returns in how many seconds to look again, if at all.
 
-        Raises ``ConflictError`` when the proxy is not at the observed version any more: observe anew.
+        Raises ``ConflictError`` when the proxy is not at the observed version any more, or gone: observe anew.
         """
+        try:
+            return await self._write(proxy, status)
+        except NotFoundError as error:
+            # Deleted, though no watch has delivered it yet: the next reconcile starts from what is stored now.
+            raise ConflictError(error.message, kind=error.kind, key=error.key) from error
+
+    async def _write(self, proxy: Object, status: Object) -> float | None:
         key = key_of(proxy)
-        if has_stale_managers(proxy, subresource=_SUBRESOURCE):
+        restored = RestoredField(_STATUS, "the status", _digest(status), ())
+        pause_s = self._contention.pause_s(
+            _subject(proxy), {_STATUS: restored.declared}, is_repair=True, now_mono=self._mono()
+        )
+        if has_stale_managers(proxy, subresource=_SUBRESOURCE) and pause_s <= 0:
             patch = patch_of_stale_managers(proxy, subresource=_SUBRESOURCE)
             proxy = await merge_at_version(
                 self._cluster, self._store, ENVOY_PROXY, proxy, patch, on_write=self._on_write
@@ -329,17 +401,35 @@ class StatusWriter:
             due = self._due_mono.setdefault(key, self._mono() + self._settle_s)
             if due > self._mono():
                 return due - self._mono()
+        is_repeated = self._written.get(key) == restored.declared
+        if is_repeated and pause_s > 0:
+            return pause_s
         self._due_mono.pop(key, None)
         applied = await self._cluster.apply(ENVOY_PROXY, desired, force=True, subresource=_SUBRESOURCE)
         is_same = applied.object["metadata"]["resourceVersion"] == metadata["resourceVersion"]
         self._on_write(ENVOY_PROXY, Outcome.UNCHANGED if is_same else Outcome.CONFIGURED)
         self._store.learn(ENVOY_PROXY, applied.object)
+        if is_repeated:
+            # This very status was written before, so somebody else has changed it since.
+            self._contention.record(_subject(proxy), [restored], is_repair=True, now_mono=self._mono())
+        self._written[key] = restored.declared
         is_unfinished = status != declared or has_stale_managers(applied.object, subresource=_SUBRESOURCE)
         return 0.0 if is_unfinished else None
 
     def forget(self, key: Key) -> None:
         """Drop what is kept for a proxy that is gone."""
         self._due_mono.pop(key, None)
+        self._written.pop(key, None)
+
+
+def _subject(proxy: Object) -> str:
+    return f"EnvoyProxy {key_of(proxy)} {proxy['metadata']['uid']} status"
+
+
+def _digest(status: Object) -> str:
+    """What tells one status from another, without the times of its conditions."""
+    conditions = [{**each, "lastTransitionTime": None} for each in status["conditions"]]
+    return digest_of(status | {"conditions": conditions})
 
 
 def _reclaim_previous_conditions(status: Object, proxy: Object) -> Object:

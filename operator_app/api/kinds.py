@@ -17,7 +17,14 @@ FIELD_MANAGER: Final = "operator-app"
 FINALIZER: Final = f"{GROUP}/registration"
 LABEL_OWNER_UID: Final = f"{GROUP}/owner-uid"
 LABEL_TENANT: Final = f"{GROUP}/tenant"
+OPERATOR_NAMESPACE: Final = "edge-system"
+"""The operator's own namespace, unless its settings name another one."""
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
+ANNOTATION_INSTALLATION: Final = f"{GROUP}/installation"
+"""On a child: the namespace of the operator that applied it, by which two installations notice each other."""
+ANNOTATION_ADOPTABLE_BY: Final = f"{GROUP}/adoptable-by"
+"""On an object without a controller: the name of the EnvoyProxy that may adopt it."""
 
 
 class Key(NamedTuple):

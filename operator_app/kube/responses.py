@@ -22,6 +22,7 @@ from operator_app.errors import (
     InvalidError,
     NotFoundError,
     OperatorError,
+    PolicyError,
     ThrottledError,
     TransientError,
     UndecodableError,
@@ -186,6 +187,8 @@ def refusal(  # noqa: PLR0911 - one return per class of refusal
     if any(cause.reason == "ResourceVersionTooLarge" for cause in causes):
         # etcd went back to an older state (a restored backup); as after 410, only a new list helps.
         return GoneError(sentence, kind=kind, key=key)
+    if status_code in (400, 403, 422) and _is_of_admission(status, causes):
+        return PolicyError(sentence, kind=kind, key=key)
     match status_code:
         case 401 | 403:
             terminating = any(cause.reason == "NamespaceTerminating" for cause in causes)
@@ -202,6 +205,20 @@ def refusal(  # noqa: PLR0911 - one return per class of refusal
             return TransientError(sentence, kind=kind, key=key, retry_after_s=_retry_after_s(headers, details))
         case _:
             return InvalidError(reason, sentence, kind=kind, key=key, causes=causes)
+
+
+def _is_of_admission(status: _Status, causes: tuple[Cause, ...]) -> bool:
+    """Whether an admission webhook or a ValidatingAdmissionPolicy refused the request.
+
+    A webhook's answer has no ``details`` unless the webhook sets them (apiserver
+    ``pkg/admission/plugin/webhook/errors``); a policy's has causes without field and reason. Validation names fields,
+    and RBAC and quotas name the kind.
+    """
+    if status.kind is None:
+        return False
+    if causes:
+        return not any(cause.field or cause.reason for cause in causes)
+    return status.details is None or not status.details.kind
 
 
 def _status(body: bytes) -> _Status:

@@ -109,6 +109,37 @@ def owners_of(path: Path, live: Object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(entry.get("manager", "") for entry in others_with(path, live)))
 
 
+def foreign_fields(live: Object, prefix: Path, *, most: int = 5) -> tuple[str, ...]:
+    """What other managers have set below ``prefix`` and we have not, as ``.path by manager``; at most ``most`` of them.
+
+    Each is told at its outermost place: a whole container, or a field of one of ours.
+    """
+    ours: Any = fields_of(live)
+    for element in prefix:
+        ours = ours.get(element, _NOTHING)
+    found: dict[str, None] = {}
+    for entry in live["metadata"].get("managedFields", ()):
+        if entry.get("manager") == FIELD_MANAGER or entry.get("subresource"):
+            continue
+        theirs: Any = entry.get("fieldsV1") or _NOTHING
+        for element in prefix:
+            theirs = theirs.get(element, _NOTHING)
+        for path in _beyond((), theirs, ours):
+            found[f"{dotted((*prefix, *path))} by {entry.get('manager') or 'an unnamed manager'}"] = None
+    return tuple(found)[:most]
+
+
+def _beyond(path: Path, theirs: Fields, ours: Fields) -> Iterator[Path]:
+    """The outermost paths that are in one field set and not in the other."""
+    for element, inner in theirs.items():
+        if element == ".":
+            continue
+        if element not in ours:
+            yield (*path, element)
+        elif ours[element]:
+            yield from _beyond((*path, element), inner, ours[element])
+
+
 def owned_values(live: Object) -> Iterator[tuple[Path, Value]]:
     """Every leaf of our field set with its live value, in the order of the set."""
     yield from _leaves((), _configuration(live), fields_of(live))

@@ -95,9 +95,10 @@ async def components(
         def on_write(kind: Kind, outcome: Outcome) -> None:
             writes.append((kind, outcome))
 
-        applier = Applier(cluster, store, ContentionTracker(ContentionTimes()), on_write=on_write, mono=lambda: 0.0)
-        finalizer = Finalizer(cluster, store, on_write=on_write)
-        statuses = StatusWriter(cluster, store, on_write=on_write, mono=lambda: 0.0, settle_s=0.0)
+        tracker = ContentionTracker(ContentionTimes())
+        applier = Applier(cluster, store, tracker, on_write=on_write, mono=lambda: 0.0)
+        finalizer = Finalizer(cluster, store, tracker, on_write=on_write, mono=lambda: 0.0)
+        statuses = StatusWriter(cluster, store, tracker, on_write=on_write, mono=lambda: 0.0, settle_s=0.0)
         ledger = Ledger(
             applier, cluster, store, namespace=OPERATOR_NAMESPACE, on_write=on_write, sink=store.apply_delta
         )

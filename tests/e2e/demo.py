@@ -202,7 +202,9 @@ def _ask(stage: Stage, story: Story) -> None:
         story.say(f"Service {CHILD} has the cluster IP {service['clusterIP']}, which the node's network knows")
         _ask_service(stage.node, service["clusterIP"], port["port"], story)
     else:
-        name = f"{_pods(stage)[0]['metadata']['name']}:{port['targetPort']}"
+        pod = _pods(stage)[0]
+        numbers = {each.get("name"): each["containerPort"] for each in pod["spec"]["containers"][0]["ports"]}
+        name = f"{pod['metadata']['name']}:{numbers[port['targetPort']]}"
         _ask_through_api_server(stage, f"/api/v1/namespaces/{CHILD.namespace}/pods/{name}/proxy", story)
 
 

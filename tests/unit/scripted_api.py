@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import httpx2
 
 from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Kind, Object
@@ -60,7 +61,11 @@ class ScriptedApi(httpx2.AsyncBaseTransport):
         self.sent: list[Sent] = []
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """The answer of the script's next line, or of one of its next ones, if this is its request."""
+        """The answer of the script's next line, or of one of its next ones, if this is its request.
+
+        It yields to other tasks before and after, as a connection does, so that what is concurrent runs concurrently.
+        """
+        await anyio.lowlevel.checkpoint()
         asked: Request = request.extensions[REQUEST_EXTENSION]
         line = f"{asked.verb} {asked.kind}" + (f"/{asked.subresource}" if asked.subresource else "")
         step = self._script[0] if self._script else []
@@ -72,6 +77,7 @@ class ScriptedApi(httpx2.AsyncBaseTransport):
         body = json.loads(request.content) if request.content else {}
         self.sent.append(Sent(line, body, request.url.params.get("force") == "true"))
         status, content = answer(deepcopy(body))
+        await anyio.lowlevel.checkpoint()
         return httpx2.Response(status, json=content)
 
     def add(self, *script: Step) -> None:
@@ -147,6 +153,13 @@ def refused(code: int, reason: str, *fields: str, message: str = "a sentence") -
     return lambda _: (code, status)
 
 
+def refused_by_policy(code: int, message: str = "a policy says no") -> Answer:
+    """A ``Status`` as the API server makes it of a ValidatingAdmissionPolicy's denial."""
+    details = {"name": "it", "kind": "things", "causes": [{"message": message}]}
+    status = {"kind": "Status", "code": code, "reason": "Invalid", "message": message, "details": details}
+    return lambda _: (code, status)
+
+
 NOT_FOUND = refused(404, "NotFound")
 CONFLICT = refused(409, "Conflict")
 UNAVAILABLE = refused(503, "ServiceUnavailable")
@@ -210,12 +223,11 @@ class Rooms:
     writes: list[tuple[str, Outcome]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.applier = Applier(
-            self.cluster, self.store, ContentionTracker(ContentionTimes()), on_write=self.on_write, mono=self.clock
-        )
-        self.finalizer = Finalizer(self.cluster, self.store, on_write=self.on_write)
+        tracker = ContentionTracker(ContentionTimes())
+        self.applier = Applier(self.cluster, self.store, tracker, on_write=self.on_write, mono=self.clock)
+        self.finalizer = Finalizer(self.cluster, self.store, tracker, on_write=self.on_write, mono=self.clock)
         self.statuses = StatusWriter(
-            self.cluster, self.store, on_write=self.on_write, mono=self.clock, settle_s=SETTLE_S
+            self.cluster, self.store, tracker, on_write=self.on_write, mono=self.clock, settle_s=SETTLE_S
         )
 
     def on_write(self, kind: Kind, outcome: Outcome) -> None:

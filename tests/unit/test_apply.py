@@ -127,12 +127,18 @@ async def test_what_the_store_knows_is_not_asked_for(tmp_path: Path) -> None:
     assert own.writes == []
 
 
-async def test_a_live_read_precedes_every_create(tmp_path: Path) -> None:
-    """The store alone is no proof that a name is free."""
-    api = ScriptedApi(("get ConfigMap", ok(strangers())))
+async def test_a_name_that_a_foreign_object_has_is_read_before_the_next_create(tmp_path: Path) -> None:
+    """A first create needs no read, since it is atomic; a name that is known to be taken is not applied to again."""
+    api = ScriptedApi(
+        ("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(strangers())), ("get ConfigMap", ok(strangers()))
+    )
     async with rooms(api, tmp_path) as own:
-        assert (await own.applier.plan(CONFIG_MAP, wanted(), CHECK)).action is Action.LEAVE
-        assert (await own.applier.plan(CONFIG_MAP, wanted(), CHECK, ask_server=False)).action is Action.CREATE
+        first = await own.applier.plan(CONFIG_MAP, wanted(), CHECK, ask_server=False)
+        assert first.action is Action.CREATE
+        result = await own.applier.execute(first, CHECK)
+        assert result.problem is not None
+        assert result.problem.reason == "NameConflict"
+        assert (await own.applier.plan(CONFIG_MAP, wanted(), CHECK, ask_server=False)).action is Action.LEAVE
 
 
 # --- creating ------------------------------------------------------------------------------------------------------

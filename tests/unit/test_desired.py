@@ -1,6 +1,7 @@
 """The children of an EnvoyProxy are canonical and depend on the EnvoyProxy only."""
 
 import json
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Kind, Object
 from operator_app.api.models import parse_spec
 from operator_app.api.quantity import canonical
-from operator_app.desired import child_key, children, owner_reference, proxy_key, selector_labels
+from operator_app.desired import child_key, children, owner_reference, port_name, proxy_key, selector_labels
 from operator_app.envoy import bootstrap
 from tests.unit.ssa.field_sets import kubernetes
 
@@ -180,7 +181,7 @@ def test_children_come_in_the_order_of_applying() -> None:
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
 def test_every_child_has_name_owner_and_labels(kind: Kind) -> None:
-    """Metadata of a child is exactly its name, namespace, labels and owner reference."""
+    """Metadata of a child is exactly its name, namespace, labels, installation and owner reference."""
     child = made()[kind]
     assert (child["apiVersion"], child["kind"]) == (kind.api_version, kind.kind)
     assert child["metadata"] == {
@@ -193,30 +194,30 @@ def test_every_child_has_name_owner_and_labels(kind: Kind) -> None:
             "app.kubernetes.io/managed-by": "operator-app",
             "edge.operator-app.dev/owner-uid": UID,
         },
+        "annotations": {"edge.operator-app.dev/installation": "edge-system"},
         "ownerReferences": [owner_reference(proxy())],
     }
 
 
 def test_selectors_are_fixed_and_match_the_pods() -> None:
-    """Selectors contain name and instance only, because a Deployment's selector is immutable."""
+    """The Deployment's is immutable: name and instance. The Service's has the UID, too: no foreign Pod has it."""
     both = {"app.kubernetes.io/name": "envoy", "app.kubernetes.io/instance": "checkout"}
     found = made(FULL)
     labels = found[DEPLOYMENT]["spec"]["template"]["metadata"]["labels"]
     assert selector_labels("checkout") == both
     assert found[DEPLOYMENT]["spec"]["selector"] == {"matchLabels": both}
-    assert found[SERVICE]["spec"]["selector"] == both
-    assert both.items() <= labels.items()
-    assert UID not in json.dumps(labels), (
-        "a label with the UID would roll out new Pods after the EnvoyProxy is created again"
-    )
+    assert found[SERVICE]["spec"]["selector"] == both | {"edge.operator-app.dev/owner-uid": UID}
+    assert found[SERVICE]["spec"]["selector"].items() <= labels.items()
 
 
-def test_only_the_service_has_annotations() -> None:
-    """``spec.service.annotations`` are the Service's annotations; the other children have none."""
-    found = made(FULL)
-    assert found[SERVICE]["metadata"]["annotations"] == {"example.com/a": "b"}
-    assert "annotations" not in found[CONFIG_MAP]["metadata"]
-    assert "annotations" not in found[DEPLOYMENT]["metadata"]
+def test_only_the_service_has_declared_annotations() -> None:
+    """``spec.service.annotations`` are the Service's; all children say which installation has applied them."""
+    obj = proxy(FULL)
+    found = children(obj, parse_spec(obj), default_image="envoy:default", installation="edge-b")
+    ours = {"edge.operator-app.dev/installation": "edge-b"}
+    assert found[SERVICE]["metadata"]["annotations"] == ours | {"example.com/a": "b"}
+    assert found[CONFIG_MAP]["metadata"]["annotations"] == ours
+    assert found[DEPLOYMENT]["metadata"]["annotations"] == ours
 
 
 NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
@@ -317,13 +318,34 @@ def test_scaling_keeps_the_pod_template() -> None:
 
 
 def test_ports_of_service_and_container_match() -> None:
-    """The Service's target ports are the container's ports except the readiness port, 10000 higher if below 1024."""
+    """The Service's target ports are names of the container's, whose numbers are 10000 higher if below 1024."""
     service = made()[SERVICE]["spec"]
     assert service["ports"] == [
-        {"name": "http", "port": 80, "targetPort": 10080, "protocol": "TCP"},
-        {"name": "db", "port": 5432, "targetPort": 15432, "protocol": "TCP"},
+        {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"},
+        {"name": "db", "port": 5432, "targetPort": "db", "protocol": "TCP"},
     ]
     assert service["type"] == "ClusterIP"
-    ports = {port["containerPort"] for port in container()["ports"]}
     probe = container()["readinessProbe"]["httpGet"]["port"]
-    assert ports == {10080, 15432, probe}
+    ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
+    assert ports == {"http": 10080, "db": 15432, "readiness": probe}
+
+
+@pytest.mark.parametrize(
+    ("listener", "is_kept"),
+    [
+        ("http", True),
+        ("a" * 15, True),
+        ("a" * 16, False),
+        ("a--b", False),
+        ("123", False),
+        ("readiness", False),
+        ("l-0123456789ab", False),
+        ("1a", True),
+    ],
+)
+def test_a_port_has_its_listeners_name_where_that_is_a_port_name(listener: str, *, is_kept: bool) -> None:
+    """Else it has a digest of it, so two listeners never share a port name, and none is refused by the API server."""
+    name = port_name(listener)
+    assert (name == listener) is is_kept
+    assert re.fullmatch(r"(?=.*[a-z])[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?", name)
+    assert "--" not in name

@@ -24,7 +24,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.api.models import parse_spec
-from operator_app.apply import Result
+from operator_app.apply import POLICY_RETRY_S, Result
 from operator_app.desired import children
 from operator_app.errors import ConflictError, TransientError
 from operator_app.kube.deltas import Changed
@@ -49,6 +49,7 @@ from tests.unit.scripted_api import (
     ok,
     proxy_of_team,
     refused,
+    refused_by_policy,
     repaired,
     rooms,
     told,
@@ -127,10 +128,9 @@ def rolled_out(proxy: Object) -> Object:
     return child(DEPLOYMENT, proxy, status=numbers | {"observedGeneration": 1})
 
 
-def family_is_made() -> list[Line]:
-    """Every child is looked for and created."""
-    reads: list[Line] = [(f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS]
-    return reads + [(f"apply {kind}", created()) for kind in CHILD_KINDS]
+def family_is_made(*beside: Line) -> list[Line]:
+    """Every child is created, without a read before it; ``beside`` comes at the same time."""
+    return [*((f"apply {kind}", created()) for kind in CHILD_KINDS), *beside]
 
 
 def record(uid: str = "proxy-uid", generation: int = 1) -> Object:
@@ -182,12 +182,10 @@ def condition(api: ScriptedApi, type_: str) -> Object:
 
 
 async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
-    """Finalizer, ConfigMap, Deployment, Service, record, status: six writes, and a read only before a create."""
+    """Finalizer, ConfigMap, Deployment, Service, record, status: six writes and no read."""
     proxy = proxy_of_team()
     api = ScriptedApi(
-        ("apply EnvoyProxy", held(proxy)),
-        family_is_made(),
-        ("apply ProxyRegistration", created()),
+        family_is_made(("apply EnvoyProxy", held(proxy)), ("apply ProxyRegistration", created())),
         ("apply EnvoyProxy/status", told(held_proxy())),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
@@ -195,6 +193,8 @@ async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
         assert [result.outcome for result in own.results] == [Outcome.CREATED] * 3
     sent = [each.line for each in api.sent]
     assert sent.index("apply ConfigMap") < sent.index("apply Deployment"), "it mounts the ConfigMap"
+    assert sent.index("apply EnvoyProxy") < sent.index("apply ProxyRegistration"), "the finalizer removes it again"
+    assert sent.index("apply Service") < sent.index("apply ProxyRegistration"), "it has the Service's address"
     assert condition(api, "Reconciled")["status"] == "True"
     assert condition(api, "Registered")["status"] == "True"
     assert condition(api, "Ready")["reason"] == "NotEnoughReady"
@@ -202,31 +202,28 @@ async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
     assert [each.is_forced for each in api.sent if each.line == "apply ProxyRegistration"] == [False]
 
 
-async def test_a_first_round_looks_at_all_children_at_the_same_time(tmp_path: Path) -> None:
-    """No look waits for another one or its write: none of the three is answered before all three are asked for."""
+async def test_the_first_writes_are_under_way_at_the_same_time(tmp_path: Path) -> None:
+    """Finalizer, ConfigMap and Service wait for nothing: none is answered before all three are asked for."""
+    first = {"apply EnvoyProxy", "apply ConfigMap", "apply Service"}
 
-    class Patient(ScriptedApi):
-        """Keeps every read until as many are waiting as there are children."""
+    class Together(ScriptedApi):
+        """Answers none of the first writes before all of them have arrived."""
 
         def __init__(self, *script: Step) -> None:
             super().__init__(*script)
-            self.waiting = 0
             self.all_are_there = anyio.Event()
 
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             answer = await super().handle_async_request(request)
-            if request.method == "GET":
-                self.waiting += 1
-                if self.waiting == len(CHILD_KINDS):
-                    self.all_are_there.set()
-                await self.all_are_there.wait()
+            if first <= {each.line for each in self.sent}:
+                self.all_are_there.set()
+            await self.all_are_there.wait()
             return answer
 
-    proxy = held_proxy()
-    api = Patient(
-        family_is_made(),
-        ("apply ProxyRegistration", created()),
-        ("apply EnvoyProxy/status", told(proxy)),
+    proxy = proxy_of_team()
+    api = Together(
+        family_is_made(("apply EnvoyProxy", held(proxy)), ("apply ProxyRegistration", created())),
+        ("apply EnvoyProxy/status", told(held_proxy())),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         with anyio.fail_after(10):
@@ -238,31 +235,37 @@ async def test_an_edit_that_the_hold_brings_to_light_is_what_the_round_is_about(
     proxy = proxy_of_team()
     edited = proxy_of_team({"replicas": 7}, generation=2)
     api = ScriptedApi(
-        ("apply EnvoyProxy", held(edited)),
-        family_is_made(),
-        ("apply ProxyRegistration", created()),
+        family_is_made(("apply EnvoyProxy", held(edited))),
+        [("apply Deployment", repaired()), ("apply ProxyRegistration", created())],
         ("apply EnvoyProxy/status", told(edited)),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
-    assert api.body("apply Deployment")["spec"]["replicas"] == 7
+    deployments = [each.body for each in api.sent if each.line == "apply Deployment"]
+    assert [each["spec"]["replicas"] for each in deployments] == [1, 7]
     assert api.body("apply ProxyRegistration")["spec"]["generation"] == 2
     assert condition(api, "Reconciled")["observedGeneration"] == 2
 
 
-@pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (422, "Invalid")])
-async def test_a_policy_that_refuses_the_finalizer_is_told(tmp_path: Path, code: int, reason: str) -> None:
-    """Nothing else is written, and the round counts as failed: no event tells when the policy has gone."""
+@pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (422, "Invalid"), (422, "RefusedByPolicy")])
+async def test_a_refused_finalizer_is_told_and_nothing_is_registered(tmp_path: Path, code: int, reason: str) -> None:
+    """The children are made, the record waits, and the finalizer is tried again after a minute at the latest."""
     proxy = proxy_of_team()
+    refusal = (
+        refused_by_policy(code)
+        if reason == "RefusedByPolicy"
+        else refused(code, reason, "metadata.finalizers[0]", message="a policy says no")
+    )
     api = ScriptedApi(
-        ("apply EnvoyProxy", refused(code, reason, message="a policy says no")),
+        family_is_made(("apply EnvoyProxy", refusal), ("get ProxyRegistration", NOT_FOUND)),
         ("apply EnvoyProxy/status", told(proxy)),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        verdict = await own.reconciler.reconcile(KEY)
-    assert verdict.failure is not None
+        result = await own.reconciler.reconcile(KEY)
+    assert result.failure is not None or result.requeue_after_s == POLICY_RETRY_S
     assert condition(api, "Stalled")["reason"] == reason
     assert "a policy says no" in condition(api, "Stalled")["message"]
+    assert condition(api, "Registered")["reason"] == reason
 
 
 async def test_a_quiet_round_asks_for_nothing(tmp_path: Path) -> None:
@@ -304,7 +307,7 @@ async def test_trouble_with_one_child_does_not_stop_the_others(tmp_path: Path, f
     proxy = held_proxy()
     known = [(kind, obj) for kind, obj in family(proxy) if kind not in (DEPLOYMENT, SERVICE)]
     script: list[Step] = [
-        [("get Deployment", UNAVAILABLE), ("get Service", NOT_FOUND), ("apply Service", created())],
+        [("apply Deployment", UNAVAILABLE), ("apply Service", created())],
     ]
     if failures >= PERSISTENT_AFTER:
         script.append(("apply EnvoyProxy/status", told(proxy)))
@@ -339,7 +342,6 @@ async def test_a_refused_child_is_told_at_once_and_the_others_are_made(tmp_path:
     api = ScriptedApi(
         [
             ("apply Deployment", refused(422, "Invalid", "spec.selector", message="field is immutable")),
-            ("get Service", NOT_FOUND),
             ("apply Service", created()),
         ],
         ("apply EnvoyProxy/status", told(proxy)),
@@ -355,12 +357,11 @@ async def test_a_strangers_config_map_keeps_the_deployment_from_being_made(tmp_p
     proxy = held_proxy()
     api = ScriptedApi(
         [
+            ("apply ConfigMap", CONFLICT),
             ("get ConfigMap", ok(strangers(CONFIG_MAP))),
-            ("get Deployment", NOT_FOUND),
-            ("get Service", NOT_FOUND),
             ("apply Service", created()),
+            ("apply ProxyRegistration", created()),
         ],
-        ("apply ProxyRegistration", created()),
         ("apply EnvoyProxy/status", told(proxy)),
     )
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
@@ -378,7 +379,9 @@ async def test_a_strangers_service_is_not_registered(tmp_path: Path) -> None:
     """An address that is not ours is not made known."""
     proxy = held_proxy()
     known = [(kind, obj) for kind, obj in family(proxy) if kind not in (SERVICE, PROXY_REGISTRATION)]
-    api = ScriptedApi(("get Service", ok(strangers(SERVICE))), ("apply EnvoyProxy/status", told(proxy)))
+    api = ScriptedApi(
+        ("apply Service", CONFLICT), ("get Service", ok(strangers(SERVICE))), ("apply EnvoyProxy/status", told(proxy))
+    )
     async with rounds(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY)
     assert condition(api, "Registered")["reason"] == "NoAddress"
@@ -406,10 +409,11 @@ async def test_a_service_that_cannot_be_repaired_keeps_its_record_and_gets_no_ot
 
 
 async def test_a_proxy_that_has_moved_on_is_read_again(tmp_path: Path) -> None:
-    """A conflict over the proxy ends the round before anything is made for it, and refreshes what is known."""
+    """A conflict over the proxy keeps record and status from being written, and refreshes what is known."""
     proxy = proxy_of_team()
     newer = proxy_of_team(resourceVersion="11", generation=2)
-    api = ScriptedApi(("apply EnvoyProxy", CONFLICT), ("get EnvoyProxy", ok(newer)))
+    reads: list[Line] = [(f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS]
+    api = ScriptedApi(family_is_made(("apply EnvoyProxy", CONFLICT)), [("get EnvoyProxy", ok(newer)), *reads])
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         verdict = await own.reconciler.reconcile(KEY)
         assert own.store.get(ENVOY_PROXY, KEY) == newer
@@ -442,7 +446,8 @@ async def test_a_declaration_that_cannot_be_acted_on_writes_nothing_but_the_stat
 async def test_a_paused_proxy_is_told_what_waits(tmp_path: Path) -> None:
     """Nothing is written but the status: no finalizer, no child, no record, no pruning."""
     proxy = proxy_of_team({"paused": True})
-    api = ScriptedApi(*((f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS), ("apply EnvoyProxy/status", told(proxy)))
+    reads: list[Line] = [(f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS]
+    api = ScriptedApi(reads, ("apply EnvoyProxy/status", told(proxy)))
     async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
     assert condition(api, "Reconciled")["reason"] == "Paused"

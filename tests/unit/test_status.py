@@ -317,7 +317,7 @@ def test_conditions_never_contradict_each_other(observation: Observation) -> Non
     ]
     is_stalled = (
         any(each is not None and each.needs_user_action for each in problems)
-        or rollout_of(observation).is_past_deadline
+        or rollout_of(observation).deadline is not None
     )
     assert ("Stalled" in found) == is_stalled
     assert ("Ready" in is_true) or ({"Stalled", "Reconciling"} & found.keys())

@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 from operator_app.api.kinds import (
+    ANNOTATION_INSTALLATION,
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -264,7 +265,7 @@ def test_repaired_fields_can_still_be_removed(admin: Kube, key: Key, what: str) 
     wait_reconciled(admin, key)
     after = objects_of(admin, key).children
     assert [(each["name"], each["port"]) for each in after[SERVICE]["spec"]["ports"]] == [("http", 80)]
-    assert set(after[SERVICE]["metadata"]["annotations"]) == {FOREIGN_ANNOTATION}
+    assert set(after[SERVICE]["metadata"]["annotations"]) == {FOREIGN_ANNOTATION, ANNOTATION_INSTALLATION}
     container = after[DEPLOYMENT]["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"] == {}
     assert len(container["ports"]) == 2, "the listener's and the probe's"

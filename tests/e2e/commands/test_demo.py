@@ -102,7 +102,7 @@ def test_the_demo_shows_the_whole_promise() -> None:
         r"Deployment checkout-envoy: \{uid: ",
         r"hostname: checkout\.example\.com",
         r"whose the field is now: intruder",
-        r"repaired after \d+\.\d\d s: \.spec\.ports\[port=80,protocol=\"TCP\"\]\.targetPort is 10080 again",
+        r"repaired after \d+\.\d\d s: \.spec\.ports\[port=80,protocol=\"TCP\"\]\.targetPort is http again",
         r"managers: \[intruder\]",
         r"an Event on the EnvoyProxy .*DriftRepaired: .*targetPort",
         r"write requests by the operator: 0, says the API server's audit log",

@@ -39,14 +39,14 @@ def test_explain_shows_owner_desired_and_live_of_every_field_and_writes_nothing(
     assert f"Deployment {child_key(key)}: holds; nothing to write" in lines
     assert f"{service}: differs; the next round writes the fields marked with !" in lines
     field = '.spec.ports[port=80,protocol="TCP"].targetPort'
-    assert f"  ! {field}  owner somebody  desired 10080  live 9999  (taken)" in lines
+    assert f'  ! {field}  owner somebody  desired "http"  live 9999  (taken)' in lines
     assert "    .spec.replicas  owner operator-app  = 1" in lines
     assert any(line.startswith("  Reconciled=True (Verified) for generation 1, since ") for line in lines)
     after = admin.get(SERVICE, child_key(key)), admin.get(DEPLOYMENT, child_key(key)), admin.get(ENVOY_PROXY, key)
     assert after == before
 
     running_operator.start()
-    admin.wait_until(SERVICE, child_key(key), lambda live: live["spec"]["ports"][0]["targetPort"] == 10080)
+    admin.wait_until(SERVICE, child_key(key), lambda live: live["spec"]["ports"][0]["targetPort"] == "http")
     admin.wait_until(CONFIG_MAP, child_key(key), lambda live: "data" in live)
     repaired = explain(operator_kubeconfig, str(key)).stdout
     assert "!" not in repaired

@@ -93,4 +93,10 @@ def _status(code: int, reason: str) -> dict[str, Any]:
         "code": code,
         "reason": reason,
         "message": "a fault that was injected by a test",
+        # As the API server's own refusals have them; one without any is an admission webhook's.
+        "details": {
+            "name": "it",
+            "kind": "things",
+            "causes": [{"reason": "FieldValueInvalid", "field": "spec", "message": "injected"}] if code == 422 else [],
+        },
     }

@@ -89,12 +89,12 @@ def test_a_repair_names_field_manager_time_and_values(admin: Kube, key: Key, run
             "managers": ["kubectl-edit"],
             "taken_at": entry["time"],
             "was": 9999,
-            "becomes": 10080,
+            "becomes": "http",
         }
     ]
     (event,) = events(admin, key)
     assert event["note"] == (
-        f"Service {child_key(key)}: {TARGET_PORT} taken by kubectl-edit at {entry['time']}: 9999 -> 10080"
+        f'Service {child_key(key)}: {TARGET_PORT} taken by kubectl-edit at {entry["time"]}: 9999 -> "http"'
     )
     assert event["regarding"]["name"] == key.name
     assert event["regarding"]["uid"] == admin.get(ENVOY_PROXY, key)["metadata"]["uid"]
