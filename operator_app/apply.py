@@ -42,7 +42,6 @@ from operator_app.api.kinds import (
 )
 from operator_app.errors import ConflictError, InvalidError, PolicyError
 from operator_app.kube.client import Cluster
-from operator_app.kube.deltas import Deleted
 from operator_app.kube.preconditions import identity, pinned_uid, pinned_version
 from operator_app.kube.store import Store
 from operator_app.results import Outcome, Problem
@@ -372,7 +371,7 @@ class Applier:
             self._on_write(kind, Outcome.DELETED)
         else:
             # The watch has not delivered its deletion; without this the next reconcile would try again.
-            self._store.apply_delta(Deleted(kind, live))
+            self._store.forget(kind, live)
         return was_there
 
     def _paused(self, plan: Plan, pause_s: float) -> Result:

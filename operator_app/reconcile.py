@@ -37,7 +37,6 @@ from operator_app.desired import child_key, children, controller_uid
 from operator_app.errors import ConflictError, OperatorError, PolicyError, TerminalError, TransientError
 from operator_app.finalizer import Finalizer, has_finalizer
 from operator_app.kube.client import Cluster
-from operator_app.kube.deltas import Deleted
 from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
 from operator_app.registration.registrar import Registrar
@@ -350,7 +349,7 @@ class Reconciler:
                     else:
                         # This incarnation is gone, though no watch has delivered it. What has its name now may be
                         # foreign, and no watch would deliver its deletion: the store does not learn it.
-                        self._store.apply_delta(Deleted(kind, known))
+                        self._store.forget(kind, known)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,6 @@ import anyio
 
 from operator_app.api.kinds import Key, Kind, Object, key_of
 from operator_app.kube.client import Cluster
-from operator_app.kube.deltas import Changed, Deleted
 from operator_app.kube.store import Store, version_of
 
 GRACE_S: Final = 5.0
@@ -51,14 +50,14 @@ async def resync(
     for key, version in differing.items():
         if store.version(kind, key) != version:
             continue  # the watch has delivered it meanwhile
-        live = await cluster.get(kind, key)
-        if store.version(kind, key) != version:
-            continue  # the watch has delivered it during the read
         known = store.get(kind, key)
-        if live is not None and store.apply_delta(Changed(kind, live)):
+        with store.reading(kind, key) as reading:
+            live = await cluster.get(kind, key)
+            if store.version(kind, key) != version or not reading.learn(live):
+                continue  # the watch has delivered it during the read
+        if live is not None:
             missed.append(MissedChange(kind, live, is_deleted=False))
-        elif live is None and known is not None:
-            store.apply_delta(Deleted(kind, known))
+        elif known is not None:
             missed.append(MissedChange(kind, known, is_deleted=True))
     return tuple(missed)
 

@@ -62,7 +62,7 @@ class Triggers:
 
     def apply_own_delete(self, delta: Deleted) -> None:
         """Apply a delete that the operator sent itself, so that no reconcile waits for the watch to deliver it."""
-        self._store.apply_delta(delta)
+        self._store.forget(delta.kind, delta.object, is_certain=False)
         self.enqueue_affected(delta.kind, delta.object, Priority.REPAIR)
 
     def enqueue_affected(self, kind: Kind, obj: Object, priority: Priority) -> None:

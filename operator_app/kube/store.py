@@ -4,7 +4,9 @@ Guarantees
 
 * Monotonic for each object: an older resourceVersion never replaces a newer one, whether it comes from a watch, from a
   list, or from the response to one of the operator's own writes.
-* A list that is older than what the watch has already delivered neither removes an object nor restores a deleted one.
+* A deletion that was delivered is final, however it became known (the watch, a complete list, an own delete, a live
+  read): no list, response or event that shows an earlier state restores the object. Every other object that a list or
+  a live read shows is stored.
 * Every change is returned once: a caller that gets ``False`` or nothing has nothing to do.
 * Small: objects of one kind are much alike, so each is stored as its compressed difference from the first one of its
   kind (a preset dictionary, RFC 1950 section 2.2) and decompressed when it is read.
@@ -14,7 +16,8 @@ order since Kubernetes 1.35 (KEP-5504), and etcd has always provided it.
 """
 
 import zlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,6 +31,9 @@ _WINDOW_BYTES: Final = 32_768
 
 _LEVEL: Final = 3
 """Compression level: with a similar object as dictionary, a higher level saves nothing (``benchmarks/memory.py``)."""
+
+TOMBSTONES: Final = 4096
+"""This many deletions of one kind are kept until the watch delivers them; beyond that, the oldest is discarded."""
 
 
 def version_of(obj: Object) -> int:
@@ -48,6 +54,50 @@ class _Stored:
     compressed: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Tombstone:
+    """A deletion that became known before the watch delivered it: UID and last known version of the object.
+
+    The version of the deletion itself is unknown, so the UID tells what belongs to the deleted object. ``is_certain``
+    is false for a delete that was only accepted: finalizers may keep the object, which then has a deletionTimestamp.
+    """
+
+    uid: str | None
+    version: int
+    is_certain: bool
+
+    def covers(self, obj: Object) -> bool:
+        """Whether ``obj`` is a state of the deleted object, or older than it."""
+        metadata = obj["metadata"]
+        is_terminating = not self.is_certain and "deletionTimestamp" in metadata
+        is_of_deleted = metadata.get("uid") == self.uid and not is_terminating
+        return is_of_deleted or version_of(obj) <= self.version
+
+
+class Reading:
+    """A live read in progress, see :meth:`Store.reading`."""
+
+    def __init__(self, kind_store: "_KindStore", key: Key) -> None:
+        self._kind_store = kind_store
+        self._key = key
+        self._known = kind_store.get(key)
+        self.deleted_up_to = 0
+        """The newest resourceVersion of a deletion at this address that was delivered during the read."""
+
+    def learn(self, live: Object | None) -> bool:
+        """Apply the result, ``None`` where there is no object. Returns whether it changed what was known.
+
+        An object that the watch has missed is stored. An object that changed during the read is not removed.
+        """
+        if live is None:
+            known = self._known
+            is_unchanged = known is not None and self._kind_store.version(self._key) == version_of(known)
+            return known is not None and is_unchanged and self._kind_store.forget(known, is_certain=True)
+        tombstone = self._kind_store.tombstones.get(self._key)
+        is_deleted = version_of(live) <= self.deleted_up_to or (tombstone is not None and tombstone.covers(live))
+        return not is_deleted and self._kind_store.put(live)
+
+
 @dataclass(slots=True)
 class _KindStore:
     """The objects of one kind.
@@ -57,8 +107,10 @@ class _KindStore:
 
     A *scope* is what one watch covers: a namespace, or ``None`` for all of them. ``high_water_marks`` has for each
     scope, and for each namespace within it, the newest resourceVersion that its watch or a complete list has shown;
-    each watch progresses by itself, so a single mark for all would be wrong. ``listing`` has the addresses on the pages
-    so far, for each scope whose list is unfinished, and ``synced`` the scopes that were listed completely.
+    each watch progresses by itself, so a single mark for all would be wrong. Nothing else moves a mark, since a
+    response says nothing about other objects. ``listing`` has the addresses on the pages so far, for each scope whose
+    list is unfinished, and ``synced`` the scopes that were listed completely. ``tombstones`` are in the order in which
+    they were added, and ``readings`` are the live reads in progress.
     """
 
     index: Index
@@ -68,19 +120,57 @@ class _KindStore:
     high_water_marks: dict[str | None, int] = field(default_factory=dict)
     listing: dict[str | None, set[Key]] = field(default_factory=dict)
     synced: set[str | None] = field(default_factory=set)
+    tombstones: dict[Key, _Tombstone] = field(default_factory=dict)
+    readings: dict[Key, list[Reading]] = field(default_factory=dict)
 
     def advance_high_water_mark(self, scope: str | None, version: int) -> None:
         """Record that everything in ``scope`` up to resourceVersion ``version`` was delivered."""
         self.high_water_marks[scope] = max(self.high_water_marks.get(scope, 0), version)
 
-    def is_tombstoned(self, key: Key, as_of: int) -> bool:
-        """Whether an object that a list or a response shows as of ``as_of`` has certainly been deleted since.
+    def high_water_mark(self, key: Key) -> int:
+        """The resourceVersion up to which everything at ``key`` was delivered."""
+        return max(self.high_water_marks.get(None, 0), self.high_water_marks.get(key.namespace, 0))
 
-        That is so if it is unknown although everything up to a later version was delivered. This takes the place of a
-        tombstone for each deleted object.
+    def is_deleted(self, obj: Object, *, as_of: int) -> bool:
+        """Whether an object that a list, a response or an event shows as of ``as_of`` has certainly been deleted since.
+
+        That is so if it has a tombstone, or is unknown although everything up to a later version was delivered.
         """
-        mark = max(self.high_water_marks.get(None, 0), self.high_water_marks.get(key.namespace, 0))
-        return key not in self.objects and as_of < mark
+        key = key_of(obj)
+        tombstone = self.tombstones.get(key)
+        if tombstone is not None and tombstone.covers(obj):
+            return True
+        return key not in self.objects and as_of < self.high_water_mark(key)
+
+    def forget(self, obj: Object, *, is_certain: bool) -> bool:
+        """Remove ``obj``, deleted at an unknown version, or its predecessor. Returns whether either was stored.
+
+        A tombstone remains where the watch has not delivered the deletion yet.
+        """
+        key, uid, version, known = key_of(obj), obj["metadata"].get("uid"), version_of(obj), self.get(key_of(obj))
+        if known is None:
+            if version > self.high_water_mark(key):
+                self._add_tombstone(key, _Tombstone(uid, version, is_certain=is_certain))
+            return False
+        if known["metadata"].get("uid") != uid and version_of(known) > version:
+            return False  # the next object of that name
+        self._add_tombstone(key, _Tombstone(uid, max(version, version_of(known)), is_certain=is_certain))
+        self.remove(key)
+        return True
+
+    def _add_tombstone(self, key: Key, tombstone: _Tombstone) -> None:
+        before = self.tombstones.pop(key, None)
+        self.tombstones[key] = tombstone if before is None or before.version <= tombstone.version else before
+        if len(self.tombstones) > TOMBSTONES:
+            del self.tombstones[next(iter(self.tombstones))]
+
+    def _record_deletion(self, key: Key, version: int) -> None:
+        """Record that the watch or a complete list has delivered that nothing of ``version`` or older is left."""
+        tombstone = self.tombstones.get(key)
+        if tombstone is not None and tombstone.version <= version:
+            del self.tombstones[key]
+        for reading in self.readings.get(key, ()):
+            reading.deleted_up_to = max(reading.deleted_up_to, version)
 
     def version(self, key: Key) -> int | None:
         """The resourceVersion of the object at ``key``; ``None`` where there is none."""
@@ -103,6 +193,7 @@ class _KindStore:
         if known is not None and known >= version:
             return False
         self.remove(key)
+        self.tombstones.pop(key, None)
         text = msgspec.json.encode(obj)
         if not self.dictionary:
             self.dictionary = text[-_WINDOW_BYTES:]
@@ -122,15 +213,24 @@ class _KindStore:
         if not self.by_index[stored.index_value]:
             del self.by_index[stored.index_value]
 
-    def remove_deleted(self, obj: Object) -> bool:
-        """Apply the deletion of ``obj``, which has the deletion's resourceVersion. Returns whether it was stored.
+    def apply_change(self, obj: Object) -> bool:
+        """Apply an event of the watch. Returns whether it was news."""
+        is_news = not self.is_deleted(obj, as_of=version_of(obj) - 1) and self.put(obj)
+        self.advance_high_water_mark(key_of(obj).namespace, version_of(obj))
+        return is_news
+
+    def apply_deletion(self, obj: Object) -> bool:
+        """Apply the watch's deletion of ``obj``, which has the deletion's resourceVersion. Returns whether it was news.
 
         A newer object of the same name was created after that deletion, and stays.
         """
-        known = self.version(key_of(obj))
-        if known is None or known > version_of(obj):
+        key, version = key_of(obj), version_of(obj)
+        self.advance_high_water_mark(key.namespace, version)
+        self._record_deletion(key, version)
+        known = self.version(key)
+        if known is None or known > version:
             return False
-        self.remove(key_of(obj))
+        self.remove(key)
         return True
 
     def apply_page(self, page: Listed) -> tuple[Object, ...]:
@@ -139,7 +239,7 @@ class _KindStore:
         if page.first:
             self.listing[page.namespace] = set()
         self.listing[page.namespace].update(map(key_of, page.objects))
-        changed = [obj for obj in page.objects if not self.is_tombstoned(key_of(obj), as_of) and self.put(obj)]
+        changed = [obj for obj in page.objects if not self.is_deleted(obj, as_of=as_of) and self.put(obj)]
         if page.last:
             changed += self._remove_unlisted(page.namespace, as_of)
             del self.listing[page.namespace]
@@ -161,6 +261,9 @@ class _KindStore:
             if obj is not None:
                 removed.append(obj)
             self.remove(key)
+        for key in [*self.tombstones, *self.readings]:
+            if key not in listed and namespace in (None, key.namespace):
+                self._record_deletion(key, as_of)
         return removed
 
 
@@ -202,22 +305,45 @@ class Store:
     def learn(self, kind: Kind, obj: Object) -> bool:
         """Apply the response to one of the operator's own requests, before the watch delivers the same version.
 
-        A response that arrives after the watch has delivered the object's deletion does not restore the object.
-        Returns whether the response was newer than what was known.
+        A response that arrives after the object's deletion became known does not restore the object. Returns whether
+        the response was newer than what was known.
         """
         objects = self._kinds[kind]
         # A response with the very version of the deletion is that deletion itself.
-        return not objects.is_tombstoned(key_of(obj), version_of(obj) - 1) and objects.put(obj)
+        return not objects.is_deleted(obj, as_of=version_of(obj) - 1) and objects.put(obj)
+
+    def forget(self, kind: Kind, obj: Object, *, is_certain: bool = True) -> bool:
+        """Remove ``obj``, or a predecessor of that name, before the watch delivers its deletion.
+
+        Pass ``is_certain=False`` where a delete was only accepted: then the object is restored when it turns out that
+        finalizers keep it. Returns whether it or its predecessor was stored.
+        """
+        return self._kinds[kind].forget(obj, is_certain=is_certain)
+
+    @contextmanager
+    def reading(self, kind: Kind, key: Key) -> Generator[Reading]:
+        """Run a live read of one object in this context, and pass its result to :meth:`Reading.learn` within it.
+
+        Other than with :meth:`learn`, an unknown object is stored however old it is: a live read is consistent, so
+        the watch has missed it, unless its deletion was delivered during the read.
+        """
+        readings = self._kinds[kind].readings
+        reading = Reading(self._kinds[kind], key)
+        readings.setdefault(key, []).append(reading)
+        try:
+            yield reading
+        finally:
+            readings[key].remove(reading)
+            if not readings[key]:
+                del readings[key]
 
     def apply_delta(self, delta: Delta) -> tuple[Object, ...]:
         """Apply what a watch delivered. Returns the objects that changed: as they are now, or as they were last."""
         objects = self._kinds[delta.kind]
         match delta:
             case Changed():
-                objects.advance_high_water_mark(key_of(delta.object).namespace, version_of(delta.object))
-                return (delta.object,) if objects.put(delta.object) else ()
+                return (delta.object,) if objects.apply_change(delta.object) else ()
             case Deleted():
-                objects.advance_high_water_mark(key_of(delta.object).namespace, version_of(delta.object))
-                return (delta.object,) if objects.remove_deleted(delta.object) else ()
+                return (delta.object,) if objects.apply_deletion(delta.object) else ()
             case Listed():
                 return objects.apply_page(delta)

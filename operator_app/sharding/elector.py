@@ -73,6 +73,8 @@ class Elector:
         self._listed: set[str] = set()
         self._is_synced = False
         self._wake = anyio.Event()
+        self._listing = anyio.Lock()
+        self._lists_begun = self._lists_ended = 0
 
     def apply_delta(self, delta: Delta) -> None:
         """Apply a delta of the watch of Leases."""
@@ -152,10 +154,12 @@ class Elector:
             while not self._state.has_left:
                 self._wake = anyio.Event()
                 stamp = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                for request in self._state.due(now_mono=self._clock(), stamp=stamp):
+                # One reading for both: what becomes due between two of them would be neither sent nor waited for.
+                now_mono = self._clock()
+                for request in self._state.due(now_mono=now_mono, stamp=stamp):
                     requests.start_soon(self._execute, request)
                 self._limit_draining()
-                await self._wait()
+                await self._wait(self._state.next_due_mono(now_mono))
 
     def _limit_draining(self) -> None:
         """Set the deadline of reconciles in draining shards, where no further ones start."""
@@ -164,16 +168,18 @@ class Elector:
             for scope in self._scopes.get(shard, ()):
                 scope.deadline = min(scope.deadline, deadline)
 
-    async def _wait(self) -> None:
-        now_mono = self._clock()
-        next_due_mono = self._state.next_due_mono(now_mono)
-        with anyio.move_on_after(None if next_due_mono is None else next_due_mono - now_mono):
+    async def _wait(self, next_due_mono: float | None) -> None:
+        with anyio.move_on_after(None if next_due_mono is None else next_due_mono - self._clock()):
             await self._wake.wait()
 
     async def _execute(self, request: LeaseRequest) -> None:
         try:
             with anyio.fail_after(self._state.times.request_timeout_s):
                 await self._send(request)
+            if request.action == LeaseAction.ACQUIRE:
+                # It has a bound of its own, so that a slow list does not undo an acquisition that succeeded.
+                with anyio.fail_after(request.sent_mono + self._state.times.renew_deadline_s - self._clock()):
+                    await self._refresh_all()
         except (OperatorError, TimeoutError) as error:
             if not isinstance(error, ConflictError):
                 message = str(error) or "no answer in time"
@@ -196,8 +202,6 @@ class Elector:
         except (ConflictError, NotFoundError):
             await self._refresh(request)
             raise
-        if request.action == LeaseAction.ACQUIRE:
-            await self._refresh_all()
 
     async def _refresh(self, request: LeaseRequest) -> None:
         """Read the Lease of a request and observe it, or its absence."""
@@ -214,6 +218,17 @@ class Elector:
                 self._state.observe_deletion(known, now_mono=now_mono)
 
     async def _refresh_all(self) -> None:
+        """Observe a list of all Leases that begins after this call; concurrent callers share one."""
+        needed = self._lists_begun + 1
+        async with self._listing:
+            if self._lists_ended >= needed:
+                return
+            self._lists_begun += 1
+            begun = self._lists_begun
+            await self._list()
+            self._lists_ended = begun
+
+    async def _list(self) -> None:
         async with aclosing(self._cluster.list(LEASE, namespace=self._namespace, labels=SELECTOR)) as pages:
             async for page in pages:
                 for obj in page.items:

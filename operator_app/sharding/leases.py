@@ -24,6 +24,12 @@ Guarantees
       the previous process of that name has ended; or last written by it) is acquired before it expires.
     - *Even shares.* With M members, each gets ``floor(N / M)`` or ``ceil(N / M)`` shards, and as few as possible move
       (``targets``). A replica with more than its share releases shards once no reconcile of them is in progress.
+    - *No shard is left over.* Members that renew but can't acquire their share are not waited for: a shard that has
+      been free for ``duration_s`` is acquired by any replica, and those that had fewer shards than their share then do
+      not count as members until they acquire one, or for twice ``duration_s``, each further time twice as long. So no
+      shard stays free for twice ``duration_s`` while any replica reaches the API server.
+    - *Edits by hand cost one Lease at most.* Whatever is written into a Lease, its holder stops or corrects it with the
+      next renewal, and others wait no longer than their own ``duration_s``, or the one that a replica wrote.
     - *One number of shards.* Replicas with different values of ``--shards`` never hold shards at the same time: each
       Lease has its writer's number of shards, and no shard is acquired while a Lease with another number is valid.
 
@@ -35,7 +41,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from operator_app.api.kinds import GROUP, LEASE, Object
+from operator_app.api.kinds import FIELD_MANAGER, GROUP, LEASE, Object
 from operator_app.kube.fencing import FencingToken
 from operator_app.sharding.hashing import bid
 
@@ -46,6 +52,12 @@ ANNOTATION_SHARDS: Final = f"{GROUP}/shards"
 """The number of shards that the writer of a Lease is set up with."""
 
 PREFIX: Final = "operator-app"
+
+MOST_UNABLE_LEASES: Final = 64
+"""A member that leaves shards free again and again does not count for this many Leases at most."""
+
+MAX_EPOCH: Final = 2**31 - 1
+"""``leaseTransitions`` is an int32; after this comes 0."""
 
 
 class Role(StrEnum):
@@ -110,10 +122,11 @@ def replica_lease_name(replica: str) -> str:
     return f"{PREFIX}-replica-{replica}"
 
 
-def lease_of(obj: Object, times: LeaseTimes) -> Lease | None:
+def lease_of(obj: Object, times: LeaseTimes, *, known: Lease | None = None) -> Lease | None:
     """The fields of a stored Lease; None for a Lease that is not one of this operator's.
 
-    A field that somebody has removed by hand gets the default that can't lead to two holders.
+    A field that somebody has removed by hand gets the default that can't lead to two holders. A duration that no
+    replica has written does not count: the one of ``known``, the Lease as observed before, or the own one is used.
     """
     metadata, spec = obj["metadata"], obj.get("spec") or {}
     name = metadata["name"]
@@ -131,11 +144,23 @@ def lease_of(obj: Object, times: LeaseTimes) -> Lease | None:
         shard=shard,
         holder=spec.get("holderIdentity") or None,
         epoch=spec.get("leaseTransitions") or 0,
-        duration_s=spec.get("leaseDurationSeconds") or times.duration_s,
+        duration_s=_duration_s(obj, times, known),
         shards=int(shards) if shards.isascii() and shards.isdigit() else 0,
         uid=metadata["uid"],
         version=int(metadata["resourceVersion"]),
     )
+
+
+def _duration_s(obj: Object, times: LeaseTimes, known: Lease | None) -> float:
+    written: float | None = (obj.get("spec") or {}).get("leaseDurationSeconds")
+    foreign = (
+        "f:leaseDurationSeconds" in (entry.get("fieldsV1") or {}).get("f:spec", {})
+        for entry in obj["metadata"].get("managedFields", ())
+        if entry.get("manager") != FIELD_MANAGER
+    )
+    if written is not None and not any(foreign):
+        return written
+    return times.duration_s if known is None else max(known.duration_s, times.duration_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +180,14 @@ class ObservedLease:
     def is_valid(self, now_mono: float) -> bool:
         """Whether the Lease has a holder and has not expired."""
         return self.lease.holder is not None and now_mono < self.expires_mono
+
+
+@dataclass(frozen=True, slots=True)
+class UnableMember:
+    """A member that renews but acquires nothing: until when it does not count, and for how many Leases in all."""
+
+    until_mono: float
+    leases: int
 
 
 def targets(counts: Mapping[str, int], shards: int) -> dict[str, int]:
@@ -256,11 +289,15 @@ class ElectionState:
         self._releasing: set[int] = set()
         """Shards whose token was ended here, while the stored Lease still has this replica as its holder."""
         self._epochs: dict[int, int] = {}
-        """The highest epoch that was observed, by shard."""
+        """The epoch that was observed last, by shard."""
         self._written_epochs: dict[int, int] = {}
         """The epoch that this replica wrote last, or tried to write, by shard."""
         self._in_flight: dict[str, LeaseRequest] = {}
         self._not_before_mono: dict[str, float] = {}
+        self._free_since_mono: dict[int, float] = {}
+        """Since when each shard has been free that could be acquired."""
+        self._unable: dict[str, UnableMember] = {}
+        """Members that left a shard free for a whole Lease, since they last acquired one."""
         self._has_begun = False
         self._is_leaving = False
 
@@ -271,16 +308,18 @@ class ElectionState:
 
         Ends this replica's token (``LOST``) if the Lease of its shard has another holder or epoch.
         """
-        lease = lease_of(obj, self.times)
+        known = self._observed.get(obj["metadata"]["name"])
+        lease = lease_of(obj, self.times, known=None if known is None else known.lease)
         if lease is None:
             return
-        known = self._observed.get(lease.name)
         if known is not None and known.lease.version >= lease.version:
             return
         self._observed[lease.name] = ObservedLease(lease, obj, now_mono)
         if lease.shard is None:
             return
-        self._epochs[lease.shard] = max(lease.epoch, self._epochs.get(lease.shard, 0))
+        self._epochs[lease.shard] = lease.epoch
+        if lease.holder is not None and (known is None or known.lease.holder != lease.holder):
+            self._unable.pop(lease.holder, None)
         token = self._tokens.get(lease.shard)
         if token is not None and (lease.holder, lease.epoch) != (self.identity, token.epoch):
             self._end_token(token.shard, ShardTransition.LOST)
@@ -297,6 +336,7 @@ class ElectionState:
         if lease.shard is None:
             del self._observed[lease.name]
             self._not_before_mono.pop(lease.name, None)
+            self._unable.pop(lease.holder or "", None)
             return
         self._observed[lease.name] = replace(known, is_deleted=True)
         if lease.shard in self._tokens:
@@ -377,6 +417,8 @@ class ElectionState:
         """When ``due`` has to be called again at the latest; None if only another event can change anything."""
         moments = [at for name, at in self._not_before_mono.items() if name not in self._in_flight]
         moments += [token.until for token in self._tokens.values()]
+        moments += [since + self.times.duration_s for since in self._free_since_mono.values()]
+        moments += [unable.until_mono for unable in self._unable.values()]
         moments += [observed.expires_mono for observed in self._observed.values() if observed.lease.holder is not None]
         return min((at for at in moments if at > now_mono), default=None)
 
@@ -398,6 +440,7 @@ class ElectionState:
                 self._not_before_mono[request.name] = now_mono + self.times.retry_period_s * self._rand()
             case LeaseAction.LEAVE | LeaseAction.REMOVE:
                 self._observed.pop(request.name, None)
+                self._unable.pop((request.lease and request.lease.holder) or "", None)
                 del self._not_before_mono[request.name]
             case LeaseAction.JOIN if self._is_leaving:
                 del self._not_before_mono[request.name]
@@ -467,6 +510,7 @@ class ElectionState:
     def _acquisitions(self, now_mono: float, stamp: str) -> Iterator[LeaseRequest]:
         counts = dict.fromkeys(self._members(now_mono), 0)
         free = []
+        is_allowed = not self._is_another_shard_count_in_use(now_mono)
         for shard in range(self.shards):
             name = shard_lease_name(shard)
             observed = self._observed.get(name)
@@ -474,22 +518,48 @@ class ElectionState:
                 counts[self.identity] += shard not in self._draining and shard not in self._releasing
             elif observed is None or not observed.is_valid(now_mono) or self._is_written_by_us(shard):
                 free.append(shard)
+                continue
             elif observed.lease.holder in counts and observed.lease.holder != self.identity:
                 counts[observed.lease.holder] += 1
+            self._free_since_mono.pop(shard, None)
+        overdue = self._overdue(free, now_mono) if is_allowed else []
+        if overdue:
+            counts = self._without_unable(counts, now_mono)
         surplus = counts[self.identity] - targets(counts, self.shards)[self.identity]
         if surplus > 0:
             # The shards with this replica's lowest bids: those with its highest are the ones it would acquire again.
             lowest_bids = sorted(set(self._tokens) - self._draining, key=lambda shard: bid(self.identity, shard))
             self._draining.update(lowest_bids[:surplus])
             yield from self._releases(now_mono, stamp)
-        elif surplus < 0 and not self._is_another_shard_count_in_use(now_mono):
-            free.sort(key=lambda shard: bid(self.identity, shard), reverse=True)
-            for shard in free[:-surplus]:
+        elif is_allowed:
+            free.sort(key=lambda shard: (shard in overdue, bid(self.identity, shard)), reverse=True)
+            for shard in free[: max(-surplus, len(overdue))]:
                 if self._may_send(shard_lease_name(shard), now_mono):
                     yield self._acquire(shard, now_mono, stamp)
 
+    def _overdue(self, free: Collection[int], now_mono: float) -> list[int]:
+        """The shards that have been free for the duration of a Lease."""
+        for shard in free:
+            observed = self._observed.get(shard_lease_name(shard))
+            since_mono = now_mono
+            if observed is not None:
+                since_mono = observed.observed_mono if observed.lease.holder is None else observed.expires_mono
+            self._free_since_mono.setdefault(shard, min(since_mono, now_mono))
+        return [shard for shard in free if self._free_since_mono[shard] + self.times.duration_s <= now_mono]
+
+    def _without_unable(self, counts: Mapping[str, int], now_mono: float) -> dict[str, int]:
+        """``counts`` without the other members that have less than their share while shards are overdue."""
+        shares = targets(counts, self.shards)
+        unable = {each for each in counts if counts[each] < shares[each] and each != self.identity}
+        for each in unable:
+            leases = min(2 * self._unable[each].leases, MOST_UNABLE_LEASES) if each in self._unable else 2
+            self._unable[each] = UnableMember(now_mono + leases * self.times.duration_s, leases)
+        return {each: count for each, count in counts.items() if each not in unable}
+
     def _acquire(self, shard: int, now_mono: float, stamp: str) -> LeaseRequest:
         epoch = self._epochs.get(shard, -1) + 1
+        if epoch > MAX_EPOCH:
+            epoch = 0
         self._written_epochs[shard] = epoch
         return self._shard_request(LeaseAction.ACQUIRE, shard, epoch, now_mono, stamp)
 
@@ -552,15 +622,19 @@ class ElectionState:
         self._on_change(shard, transition, token.epoch)
 
     def _members(self, now_mono: float) -> Collection[str]:
-        """Every replica with a valid membership and the same number of shards, and this one."""
+        """Every able replica with a valid membership and the same number of shards, and this one."""
         return {self.identity} | {
             observed.lease.holder
             for observed in self._observed.values()
             if observed.lease.role == Role.REPLICA
             and observed.lease.holder is not None
             and observed.lease.shards == self.shards
+            and not self._is_unable(observed.lease.holder, now_mono)
             and observed.is_valid(now_mono)
         }
+
+    def _is_unable(self, member: str, now_mono: float) -> bool:
+        return member in self._unable and now_mono < self._unable[member].until_mono
 
     def _is_written_by_us(self, shard: int) -> bool:
         """Whether the Lease of a shard has the holder and epoch that only this replica can have written."""

@@ -20,7 +20,6 @@ from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PRO
 from operator_app.apply import Applier
 from operator_app.finalizer import Finalizer
 from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
-from operator_app.kube.deltas import Changed
 from operator_app.kube.store import Store
 from operator_app.results import Outcome
 from operator_app.ssa.contention import ContentionTimes, ContentionTracker
@@ -258,7 +257,7 @@ async def rooms(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]) -> 
         | dict.fromkeys(CHILD_KINDS, controller_uid)
     )
     for kind, obj in known:
-        store.apply_delta(Changed(kind, obj))
+        store.learn(kind, obj)
     async with cluster_over(api, folder) as cluster:
         yield Rooms(cluster, store)
     assert api.left == [], "the script has requests that did not come"

@@ -133,9 +133,9 @@ async def test_what_the_watch_delivers_in_the_grace_time_was_not_missed(tmp_path
     store = knowing(config_map(A, 5), config_map(B, 6))
 
     def deliver() -> None:
-        store.apply_delta(Changed(CONFIG_MAP, config_map(A, 9)))
         store.apply_delta(Changed(CONFIG_MAP, config_map(C, 7)))
         store.apply_delta(Deleted(CONFIG_MAP, config_map(B, 8)))
+        store.apply_delta(Changed(CONFIG_MAP, config_map(A, 9)))
 
     assert await resynced(tmp_path, server, store, deliver) == ()
     assert server.reads == []
@@ -152,6 +152,20 @@ async def test_an_object_that_is_recreated_in_the_grace_time_is_a_change(tmp_pat
     store = knowing(config_map(A, 5))
     missed = await resynced(tmp_path, server, store, lambda: server.living.update({A: config_map(A, UP_TO + 5)}))
     assert missed == (MissedChange(CONFIG_MAP, config_map(A, UP_TO + 5), is_deleted=False),)
+
+
+async def test_an_object_that_comes_and_goes_during_the_read_stays_away(tmp_path: Path) -> None:
+    """The read shows it, and the watch has delivered its creation and its deletion before the answer arrives."""
+    server = Server(config_map(A, 5))
+    store = knowing()
+
+    def come_and_go() -> None:
+        store.apply_delta(Changed(CONFIG_MAP, config_map(A, 5)))
+        store.apply_delta(Deleted(CONFIG_MAP, config_map(A, UP_TO + 1)))
+
+    server.while_reading = come_and_go
+    assert await resynced(tmp_path, server, store) == ()
+    assert store.get(CONFIG_MAP, A) is None
 
 
 async def test_an_object_that_is_recreated_during_the_read_stays(tmp_path: Path) -> None:

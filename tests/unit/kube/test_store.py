@@ -1,5 +1,7 @@
 """The store: monotonic whatever arrives late, twice or out of order, and equal to the server after a list."""
 
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,21 +11,21 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from operator_app.api.kinds import CONFIG_MAP, SERVICE, Key, Object, key_of
 from operator_app.kube.deltas import Changed, Deleted, Listed
-from operator_app.kube.store import Store, version_of
+from operator_app.kube.store import TOMBSTONES, Reading, Store, version_of
 
 A, B = Key("n", "a"), Key("n", "b")
 
 
-def obj(version: int, *, key: Key = A, owner: str | None = None) -> Object:
+def obj(version: int, *, key: Key = A, owner: str | None = None, uid: str = "u", **more: Any) -> Object:
     """An object at a version."""
-    metadata = {"namespace": key.namespace, "name": key.name, "resourceVersion": str(version)}
+    metadata = {"namespace": key.namespace, "name": key.name, "uid": uid, "resourceVersion": str(version)} | more
     return {"metadata": metadata, "owner": owner}
 
 
 def store_of(*known: Object) -> Store:
     """A store that knows some objects by their changes; the index is ``owner``."""
     store = Store({CONFIG_MAP: lambda each: each["owner"]})
-    for each in known:
+    for each in sorted(known, key=version_of):
         store.apply_delta(Changed(CONFIG_MAP, each))
     return store
 
@@ -194,11 +196,101 @@ def test_the_index_follows_every_change() -> None:
     assert store.indexed(CONFIG_MAP, "x") == store.indexed(CONFIG_MAP, "y") == ()
 
 
+def test_an_own_delete_is_final_until_the_watch_has_passed_it() -> None:
+    """Neither a list nor an event nor a response from before the deletion restores the object; a new one is stored."""
+    store = store_of(obj(5))
+    assert store.forget(CONFIG_MAP, obj(5))
+    assert store.apply_delta(page(6, obj(5))) == ()
+    assert store.apply_delta(Changed(CONFIG_MAP, obj(6))) == ()
+    assert not store.learn(CONFIG_MAP, obj(6))
+    assert known(store) == {}
+    assert store.learn(CONFIG_MAP, obj(9, uid="v"))
+    assert store.apply_delta(Deleted(CONFIG_MAP, obj(8))) == ()
+    assert known(store) == {"a": 9}
+
+
+def test_an_own_delete_that_only_marks_an_object_is_not_final() -> None:
+    """An object that a finalizer keeps comes back with its deletionTimestamp, and goes with the watch's deletion."""
+    store = store_of(obj(5))
+    assert store.forget(CONFIG_MAP, obj(5), is_certain=False)
+    assert store.apply_delta(Changed(CONFIG_MAP, obj(6))) == ()
+    kept = obj(7, deletionTimestamp="2026-01-01T00:00:00Z")
+    assert store.apply_delta(Changed(CONFIG_MAP, kept)) == (kept,)
+    store.apply_delta(Deleted(CONFIG_MAP, obj(9)))
+    assert known(store) == {}
+
+
+def test_an_own_delete_during_a_list_hides_no_other_object() -> None:
+    """A page that shows an object for the first time is applied, whatever own requests did between the pages."""
+    store = store_of(obj(5))
+    store.apply_delta(page(20, obj(5), last=False))
+    store.forget(CONFIG_MAP, obj(5))
+    store.learn(CONFIG_MAP, obj(30, key=Key("n", "c")))
+    assert store.apply_delta(page(20, obj(7, key=B), first=False)) == (obj(7, key=B),)
+    assert known(store) == {"b": 7, "c": 30}
+
+
+def test_a_live_read_shows_what_the_watch_missed() -> None:
+    """An object that the watch has passed without delivering it is stored, however old it is."""
+    store = store_of(obj(9, key=B))
+    assert not store.learn(CONFIG_MAP, obj(5))
+    with store.reading(CONFIG_MAP, A) as reading:
+        assert reading.learn(obj(5))
+    with store.reading(CONFIG_MAP, B) as reading:
+        assert reading.learn(None)
+    assert known(store) == {"a": 5}
+    assert store.apply_delta(page(9, obj(5), obj(9, key=B))) == ()
+
+
+@pytest.mark.parametrize("delta", [Deleted(CONFIG_MAP, obj(12)), page(12)])
+def test_a_deletion_during_a_live_read_is_final(delta: Deleted | Listed) -> None:
+    """The read showed the object before the deletion, which the watch or a list has delivered meanwhile."""
+    store = store_of()
+    with store.reading(CONFIG_MAP, A) as reading:
+        store.apply_delta(Changed(CONFIG_MAP, obj(11)))
+        store.apply_delta(delta)
+        assert not reading.learn(obj(11))
+    assert known(store) == {}
+
+
+def test_tombstones_are_bounded() -> None:
+    """The watch discards each, a complete list discards what it passes, and there are never more than the bound."""
+    store = store_of()
+    tombstones = store._kinds[CONFIG_MAP].tombstones
+    for number in range(TOMBSTONES + 10):
+        store.forget(CONFIG_MAP, obj(5, key=Key("n", f"o{number}")))
+    assert len(tombstones) == TOMBSTONES
+    assert Key("n", "o9") not in tombstones
+    store.apply_delta(Deleted(CONFIG_MAP, obj(7, key=Key("n", "o10"))))
+    assert len(tombstones) == TOMBSTONES - 1
+    store.apply_delta(page(8, obj(5, key=Key("n", "o11"))))
+    assert list(tombstones) == [Key("n", "o11")]
+    assert known(store) == {}
+
+
+@dataclass
+class ReadInFlight:
+    """A live read: what the store is given, and what the server shows at some moment in between."""
+
+    context: ExitStack
+    reading: Reading
+    key: Key
+    known: Object | None
+    live: Object | None = None
+    was_served: bool = False
+
+
 class Deliveries(RuleBasedStateMachine):
-    """A server with a history, and a store that gets it late, twice, out of order, by lists, responses and a watch."""
+    """A server with a history, and a store that gets it late, twice and out of order, in every way that there is.
+
+    The oracle knows which objects were shown, up to which version, and the deletions of which were delivered; what the
+    store has to hold follows from that alone, and is compared after every step, in both directions.
+    """
 
     stale_lists = Bundle("stale_lists")
     late_answers = Bundle("late_answers")
+    deletes = Bundle("deletes")
+    reads = Bundle("reads")
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,73 +299,137 @@ class Deliveries(RuleBasedStateMachine):
         self.server: dict[Key, Object] = {}
         self.history: list[Changed | Deleted] = []
         self.watched = 0
-        self.highest: dict[Key, int] = {}
-        self.dead_until: dict[Key, int] = {}
+        self.died: dict[str, int] = {}
+        """The version of the deletion of each object, by UID."""
+        self.shown: dict[tuple[Key, str], Object] = {}
+        """The newest state that was delivered of each object."""
+        self.told: set[str] = set()
+        """UIDs of the objects whose deletion was delivered."""
+
+    def show(self, shown: Object) -> None:
+        """Record that a state of an object was delivered: its predecessors of that name are gone."""
+        self.told |= {
+            uid
+            for at, uid in self.shown
+            if at == key_of(shown) and self.died.get(uid, self.version) < version_of(shown)
+        }
+        key = (key_of(shown), shown["metadata"]["uid"])
+        if key not in self.shown or version_of(self.shown[key]) < version_of(shown):
+            self.shown[key] = shown
+
+    def tell_deletions(self, up_to: int) -> None:
+        """Record that every deletion up to a version was delivered."""
+        self.told |= {uid for uid, died in self.died.items() if died <= up_to}
 
     @rule(target=late_answers, key=st.sampled_from([A, B]), owner=st.sampled_from(["x", "y", None]))
     def write(self, key: Key, owner: str | None) -> Object:
         """Somebody creates or changes an object; the response may arrive at any time."""
         self.version += 1
-        self.server[key] = obj(self.version, key=key, owner=owner)
+        uid = self.server[key]["metadata"]["uid"] if key in self.server else f"u{self.version}"
+        self.server[key] = obj(self.version, key=key, owner=owner, uid=uid)
         self.history.append(Changed(CONFIG_MAP, self.server[key]))
         return self.server[key]
 
     @precondition(lambda self: self.server)
-    @rule(data=st.data())
-    def delete(self, data: st.DataObject) -> None:
-        """Somebody deletes an object."""
+    @rule(target=deletes, data=st.data())
+    def delete(self, data: st.DataObject) -> Object:
+        """An object is deleted; where the operator did it, the response may arrive at any time."""
         key = data.draw(st.sampled_from(sorted(self.server)))
         self.version += 1
         gone = self.server.pop(key)
-        self.history.append(Deleted(CONFIG_MAP, obj(self.version, key=key, owner=gone["owner"])))
+        uid = gone["metadata"]["uid"]
+        self.died[uid] = self.version
+        self.history.append(Deleted(CONFIG_MAP, obj(self.version, key=key, owner=gone["owner"], uid=uid)))
+        return gone
+
+    @rule(gone=consumes(deletes), is_certain=st.booleans())
+    def own_delete_is_answered(self, gone: Object, is_certain: bool) -> None:  # noqa: FBT001 - drawn
+        """The operator learns that its delete was carried out."""
+        self.store.forget(CONFIG_MAP, gone, is_certain=is_certain)
+        self.show(gone)
+        self.told.add(gone["metadata"]["uid"])
 
     @rule(target=stale_lists)
-    def list_begins(self) -> Listed:
+    def list_begins(self) -> tuple[int, tuple[Object, ...]]:
         """A list shows the server as it is now, and may be delivered at any time."""
-        return page(self.version, *self.server.values())
+        return self.version, tuple(self.server.values())
 
     @rule(answer=consumes(late_answers))
     def answer_arrives(self, answer: Object) -> None:
         """The response to a write arrives, in any order."""
         self.store.learn(CONFIG_MAP, answer)
+        self.show(answer)
 
-    @rule(answer=late_answers)
-    def answer_arrives_again(self, answer: Object) -> None:
-        """A live read may show the same version any number of times."""
-        self.store.learn(CONFIG_MAP, answer)
+    @rule(listed=stale_lists, pages=st.integers(1, 2))
+    def list_arrives(self, listed: tuple[int, tuple[Object, ...]], pages: int) -> None:
+        """A list of any time arrives, even one older than what the watch delivered."""
+        version, objects = listed
+        if pages == 2:
+            self.store.apply_delta(page(version, *objects[:1], last=False))
+            objects = objects[1:]
+        self.store.apply_delta(page(version, *objects, first=pages == 1))
+        for each in listed[1]:
+            self.show(each)
+        self.tell_deletions(version)
 
     @rule(listed=stale_lists)
-    def list_arrives(self, listed: Listed) -> None:
-        """A list of any time arrives, even one older than what the watch delivered."""
-        self.store.apply_delta(listed)
+    def list_fails_after_its_first_page(self, listed: tuple[int, tuple[Object, ...]]) -> None:
+        """What is on the page is known; nothing else follows."""
+        self.store.apply_delta(page(listed[0], *listed[1], last=False))
+        for each in listed[1]:
+            self.show(each)
+
+    @rule(target=reads, key=st.sampled_from([A, B]))
+    def read_begins(self, key: Key) -> ReadInFlight:
+        """A resync reads an object live."""
+        context = ExitStack()
+        reading = context.enter_context(self.store.reading(CONFIG_MAP, key))
+        return ReadInFlight(context, reading, key, self.store.get(CONFIG_MAP, key))
+
+    @rule(read=reads)
+    def read_is_served(self, read: ReadInFlight) -> None:
+        """The server answers a read, once, at any time before the answer arrives."""
+        if not read.was_served:
+            read.live, read.was_served = self.server.get(read.key), True
+
+    @rule(read=consumes(reads))
+    def read_arrives(self, read: ReadInFlight) -> None:
+        """The result of a read arrives; absence says something about the object that was known before and since."""
+        self.read_is_served(read)
+        is_unchanged = self.store.get(CONFIG_MAP, read.key) == read.known
+        read.reading.learn(read.live)
+        read.context.close()
+        if read.live is not None:
+            self.show(read.live)
+        elif read.known is not None and is_unchanged:
+            self.told.add(read.known["metadata"]["uid"])
 
     @precondition(lambda self: self.watched < len(self.history))
     @rule()
     def watch_tells(self) -> None:
-        """The watch delivers the next event; a watch keeps the order."""
-        self.store.apply_delta(self.history[self.watched])
+        """The watch delivers the next event, however late; a watch keeps the order."""
+        event = self.history[self.watched]
+        self.store.apply_delta(event)
         self.watched += 1
+        if isinstance(event, Changed):
+            self.show(event.object)
+        self.tell_deletions(version_of(event.object))
 
     @rule()
     def everything_arrives(self) -> None:
         """After the rest of the watch and a fresh list, the store holds exactly what the server holds."""
         while self.watched < len(self.history):
             self.watch_tells()
-        self.store.apply_delta(page(self.version, *self.server.values()))
+        self.list_arrives(self.list_begins(), 1)
         assert {key: self.store.get(CONFIG_MAP, key) for key in self.store.keys(CONFIG_MAP)} == self.server
+        assert not self.store._kinds[CONFIG_MAP].tombstones
 
     @invariant()
-    def nothing_goes_back(self) -> None:
-        """No object is ever in an older version than before, nor there after a deletion that the watch delivered."""
-        for event in self.history[: self.watched]:
-            if isinstance(event, Deleted):
-                self.dead_until[key_of(event.object)] = version_of(event.object)
+    def the_store_holds_what_was_delivered(self) -> None:
+        """The newest state of each object that was shown and whose deletion was not delivered, and nothing else."""
         for key in (A, B):
-            seen = self.store.get(CONFIG_MAP, key)
-            if seen is not None:
-                assert version_of(seen) >= self.highest.get(key, 0)
-                assert version_of(seen) > self.dead_until.get(key, 0)
-                self.highest[key] = version_of(seen)
+            living = [each for (at, uid), each in self.shown.items() if at == key and uid not in self.told]
+            assert self.store.get(CONFIG_MAP, key) == max(living, key=version_of, default=None)
 
     @invariant()
     def the_index_is_exact(self) -> None:
@@ -285,4 +441,4 @@ class Deliveries(RuleBasedStateMachine):
 
 
 TestDeliveries = Deliveries.TestCase
-TestDeliveries.settings = settings(deadline=None, stateful_step_count=30)
+TestDeliveries.settings = settings(deadline=None, stateful_step_count=40)

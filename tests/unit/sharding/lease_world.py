@@ -39,17 +39,20 @@ class Server:
         stored = self.leases.get(request.name)
         if (None if stored is None else int(stored["metadata"]["resourceVersion"])) != request.version:
             return None
-        version = str(next(self._versions))
         if request.body is None:
             assert stored is not None
             del self.leases[request.name]
             deleted = copy.deepcopy(stored)
-            deleted["metadata"]["resourceVersion"] = version
+            deleted["metadata"]["resourceVersion"] = str(next(self._versions))
             return "DELETED", deleted
-        obj = copy.deepcopy(request.body)
-        uid = f"uid-{version}" if stored is None else stored["metadata"]["uid"]
+        return self.put(copy.deepcopy(request.body))
+
+    def put(self, obj: Object) -> tuple[str, Object]:
+        """Store a Lease with a new version."""
+        name, version = obj["metadata"]["name"], str(next(self._versions))
+        uid = self.leases[name]["metadata"]["uid"] if name in self.leases else f"uid-{version}"
         obj["metadata"] |= {"uid": uid, "resourceVersion": version}
-        self.leases[request.name] = obj
+        self.leases[name] = obj
         return "MODIFIED", copy.deepcopy(obj)
 
 
@@ -63,6 +66,8 @@ class Replica:
         self._offset = offset
         self.is_running = True
         self.is_disconnected = False
+        self.is_unable = False
+        """Whether every acquisition of this replica is lost, while it renews."""
         self.paused_until = 0.0
         self._watched_until = 0.0
         self._wakes = 0
@@ -147,7 +152,8 @@ class RoundTrip:
     def begin(self) -> None:
         """Send the request."""
         self._later(self._time_out, TIMES.request_timeout_s / self._replica.rate)
-        if not self._world.is_lost(self._replica):
+        is_dropped = self._replica.is_unable and self._request.action == LeaseAction.ACQUIRE
+        if not is_dropped and not self._world.is_lost(self._replica):
             # Once sent, it arrives even if the sender crashes.
             self._world.at(self._world.now + self._world.delay_s(), self._commit)
 
@@ -221,9 +227,12 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
-    def join(self, name: str, shards: int = 4, *, rate: float = 1.0, offset: float = 0.0) -> Replica:
+    def join(
+        self, name: str, shards: int = 4, *, rate: float = 1.0, offset: float = 0.0, is_unable: bool = False
+    ) -> Replica:
         """Start a replica; the previous process of the same name must have crashed."""
         replica = Replica(self, name, shards, rate=rate, offset=offset)
+        replica.is_unable = is_unable
         self.replicas.append(replica)
         replica.start()
         return replica
@@ -261,6 +270,16 @@ class World:
     def is_lost(self, replica: Replica) -> bool:
         """Whether a message from or to a replica is lost."""
         return replica.is_disconnected or self.random.random() < self.loss
+
+    def edit(self, name: str, change: Callable[[Object], object]) -> None:
+        """Somebody edits a Lease by hand: the field manager of the edited duration is theirs."""
+        obj = copy.deepcopy(self.server.leases[name])
+        before = obj["spec"].get("leaseDurationSeconds")
+        change(obj)
+        if obj["spec"].get("leaseDurationSeconds") != before:
+            fields: Object = {"f:spec": {"f:leaseDurationSeconds": {}}}
+            obj["metadata"]["managedFields"] = [{"manager": "kubectl-edit", "fieldsV1": fields}]
+        self.notify_watchers(*self.server.put(obj))
 
     def notify_watchers(self, event: str, obj: Object) -> None:
         """Send a watch event to every replica that is connected."""

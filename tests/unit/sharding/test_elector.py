@@ -1,5 +1,6 @@
 """The elector on a scripted API server: how reconciles, Events and failing requests affect the release of a shard."""
 
+import itertools
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ class Server(httpx2.AsyncBaseTransport):
     def __init__(self) -> None:
         self.leases: dict[str, Object] = {}
         self.written: list[str] = []
+        self.wrote = anyio.Event()
         self.refuse: Callable[[httpx2.Request], httpx2.Response | None] = lambda _: None
         self._version = 1
 
@@ -75,7 +77,24 @@ class Server(httpx2.AsyncBaseTransport):
         if version != (known["metadata"]["resourceVersion"] if known else None):
             return status(409, "AlreadyExists" if version is None else "Conflict")
         self.written.append(body["metadata"]["name"])
+        self.wrote.set()
         return httpx2.Response(201 if known is None else 200, json=self.put(body))
+
+
+class SlowLists(Server):
+    """Counts lists, and takes its time for them."""
+
+    def __init__(self, list_s: float) -> None:
+        super().__init__()
+        self.lists = 0
+        self._list_s = list_s
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer a request."""
+        if request.method == "GET" and request.url.path.endswith("/leases"):
+            self.lists += 1
+            await anyio.sleep(self._list_s)
+        return await super().handle_async_request(request)
 
 
 def status(code: int, reason: str, **headers: str) -> httpx2.Response:
@@ -94,7 +113,7 @@ def a_lease(name: str, holder: str | None = None, *, shards: int = 1, **labels: 
 class RunningElector:
     """An elector, its transitions so far, and whether it has left."""
 
-    def __init__(self, cluster: Cluster, shards: int, grace_s: float) -> None:
+    def __init__(self, cluster: Cluster, shards: int, grace_s: float, clock: Callable[[], float]) -> None:
         self.transitions: list[ShardTransition] = []
         self._changed_again = anyio.Event()
         self.has_left = anyio.Event()
@@ -106,7 +125,7 @@ class RunningElector:
             times=TIMES,
             grace_s=grace_s,
             on_change=self._changed,
-            clock=anyio.current_time,
+            clock=clock,
             now=lambda: datetime(2026, 7, 1, tzinfo=UTC),
         )
         self.elector.apply_delta(Listed(LEASE, NAMESPACE, (), "1", first=True, last=True))
@@ -130,14 +149,19 @@ class RunningElector:
 
 @asynccontextmanager
 async def an_elector(
-    server: Server, folder: Path, *, shards: int = 1, grace_s: float = 60
+    server: Server,
+    folder: Path,
+    *,
+    shards: int = 1,
+    grace_s: float = 60,
+    clock: Callable[[], float] = anyio.current_time,
 ) -> AsyncGenerator[RunningElector]:
     """An elector that runs and is synced with an empty list of Leases."""
     async with (
         cluster_over(server, folder) as cluster,
         anyio.create_task_group() as tasks,
     ):
-        running = RunningElector(cluster, shards, grace_s)
+        running = RunningElector(cluster, shards, grace_s, clock)
         tasks.start_soon(running.run)
         yield running
         tasks.cancel_scope.cancel()
@@ -185,6 +209,7 @@ async def test_a_reconcile_that_hangs_is_cancelled_after_the_grace_period(tmp_pa
             token = running.elector.token(tenant_of(running.elector, shard))
             assert token is not None
             reconciles.start_soon(hang, running.elector, token)
+        await anyio.wait_all_tasks_blocked()
         newcomer = a_lease(replica_lease_name("you"), "you", shards=2, **{LABEL_ROLE: "replica"})
         running.elector.apply_delta(Changed(LEASE, server.put(newcomer)))
         begun = anyio.current_time()
@@ -218,3 +243,41 @@ async def test_a_lease_that_lost_its_label_is_found_by_its_name(tmp_path: Path) 
     lease = server.leases[shard_lease_name(0)]
     assert lease["metadata"]["labels"] == {LABEL_ROLE: "shard", "note": "keep"}
     assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("me", 5)
+
+
+async def test_what_becomes_due_between_two_readings_of_the_clock_is_sent(tmp_path: Path) -> None:
+    """A clock that goes on with each reading: nothing falls between two readings."""
+    readings = itertools.count()
+    server = Server()
+
+    def clock() -> float:
+        return anyio.current_time() + next(readings) * TIMES.retry_period_s / 100
+
+    async with an_elector(server, tmp_path, clock=clock) as running:
+        await running.until(ShardTransition.TAKEN)
+        before = len(server.written)
+        with anyio.fail_after(5):
+            while len(server.written) < before + 40:
+                server.wrote = anyio.Event()
+                await server.wrote.wait()
+    assert running.transitions == [ShardTransition.TAKEN]
+
+
+async def test_many_acquisitions_share_a_list(tmp_path: Path) -> None:
+    """A list that begins after a Lease was written serves every Lease that was written before it began."""
+    server = SlowLists(0.05)
+    async with an_elector(server, tmp_path) as running:
+        await running.until(ShardTransition.TAKEN)
+        before = server.lists
+        async with anyio.create_task_group() as callers:
+            for _ in range(20):
+                callers.start_soon(running.elector._refresh_all)
+    assert server.lists - before <= 2
+
+
+async def test_a_list_that_is_slower_than_a_request_may_be_undoes_no_acquisition(tmp_path: Path) -> None:
+    """The write and the list after it have bounds of their own."""
+    server = SlowLists(1.3 * TIMES.request_timeout_s)
+    async with an_elector(server, tmp_path) as running:
+        await running.until(ShardTransition.TAKEN)
+    assert server.leases[shard_lease_name(0)]["spec"]["leaseTransitions"] == 0

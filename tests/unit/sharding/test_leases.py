@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from operator_app.sharding.hashing import shard_of
 from operator_app.sharding.leases import (
     ANNOTATION_SHARDS,
     LABEL_ROLE,
+    MAX_EPOCH,
+    MOST_UNABLE_LEASES,
     ElectionState,
     LeaseAction,
     LeaseRequest,
@@ -516,6 +519,88 @@ def test_leases_of_removed_shards_are_deleted() -> None:
     world.join("b", 2)
     world.run(5)
     assert {name for name in world.server.leases if "shard" in name} == {shard_lease_name(0), shard_lease_name(1)}
+
+
+def longest_free_s(world: World, shards: int, seconds: float) -> float:
+    """Let time pass; for how long some shard was without a holder at most, in steps of half a second."""
+    free_since = dict.fromkeys(range(shards), world.now)
+    longest_s = 0.0
+    until = world.now + seconds
+    while world.now < until:
+        world.run(0.5)
+        for shard in range(shards):
+            if shard in world.holders():
+                free_since[shard] = world.now
+            longest_s = max(longest_s, world.now - free_since[shard])
+    return longest_s
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_shard_waits_for_a_member_that_can_not_acquire(seed: int) -> None:
+    """Members that renew but whose every acquisition is refused, dropped or slow: the others take all shards.
+
+    No shard stays free for longer than twice a Lease; and once the members have recovered, shares become even.
+    """
+    world = World(2_000 + seed)
+    unable = [world.join("unable-a", 8, is_unable=True), world.join("unable-b", 8, is_unable=True)]
+    world.run(1)
+    world.join("able", 8)
+    assert longest_free_s(world, 8, 400) <= 2 * TIMES.duration_s
+    assert world.shares() == [0, 0, 8]
+    for each in unable:
+        each.is_unable = False
+    world.run(MOST_UNABLE_LEASES * TIMES.duration_s)
+    assert world.shares() == [2, 3, 3]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_shard_stays_free_for_long_while_servers_are_slow_and_replicas_fail(seed: int) -> None:
+    """One replica is healthy and two fail in every way; no shard is ever free for longer than twice a Lease."""
+    world = World(3_000 + seed, longest_delay_s=0.5, loss=0.02)
+    healthy = world.join("healthy", 4)
+    others = [world.join("b", 4), world.join("c", 4)]
+    world.run(5)
+    for _ in range(25):
+        victim = world.random.choice(others)
+        match world.random.randrange(4):
+            case 0:
+                victim.is_unable = not victim.is_unable
+            case 1:
+                victim.paused_until = world.now + world.random.choice((1.0, 9.0, 11.0, 30.0))
+            case 2:
+                victim.is_disconnected = not victim.is_disconnected
+            case _:
+                world.longest_delay_s = world.random.choice((0.05, 0.5, 1.5))
+        assert longest_free_s(world, 4, world.random.uniform(1, 40)) <= 2 * TIMES.duration_s
+    assert healthy.name in world.holders().values()
+
+
+@pytest.mark.parametrize("victim", ["shard", "replica"])
+def test_leases_edited_by_hand_harm_nobody_for_longer_than_one_lease(victim: str) -> None:
+    """Another holder, an hour's duration, the highest epoch, another number of shards, no label, no Lease at all."""
+    world = World(9)
+    replicas = [world.join("a", 2), world.join("b", 2)]
+    world.run(5)
+    name = shard_lease_name(0) if victim == "shard" else replica_lease_name("a")
+    edits: list[Callable[[Object], object]] = [
+        lambda obj: obj["spec"].update(holderIdentity="ghost"),
+        lambda obj: obj["spec"].pop("holderIdentity", None),
+        lambda obj: obj["spec"].update(leaseDurationSeconds=3600),
+        lambda obj: obj["spec"].update(leaseTransitions=MAX_EPOCH),
+        lambda obj: obj["metadata"]["annotations"].update({ANNOTATION_SHARDS: "99"}),
+        lambda obj: obj["spec"].clear(),
+    ]
+    for edit in edits:
+        world.edit(name, edit)
+        world.run(TIMES.duration_s + 3)
+        assert sorted(world.holders()) == [0, 1]
+        assert world.lease(0)["spec"]["leaseDurationSeconds"] == TIMES.duration_s
+    world.edit(shard_lease_name(0), edits[2])
+    world.crash(replicas[0])
+    world.crash(replicas[1])
+    world.join("c", 2)
+    world.run(2 * TIMES.duration_s)
+    assert world.holders() == {0: "c", 1: "c"}
 
 
 def chaos(world: World, replicas: list[Replica], seconds: float) -> None:
