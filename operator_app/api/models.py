@@ -143,7 +143,8 @@ class Listener(ApiModel):
             is_valid=lambda listener: listener.container_port not in {ADMIN_PORT, READINESS_PORT},
         ),
         Rule(
-            cel="self.protocol != 'TCP' || (self.routes.size() == 1 && !has(self.routes[0].match))",
+            cel="!has(self.protocol) || self.protocol != 'TCP' || "
+            "(self.routes.size() == 1 && !has(self.routes[0].match))",
             message="a TCP listener must have exactly one route, without match: keep the one backend, or set "
             "protocol to HTTP",
             is_valid=lambda listener: (
@@ -166,7 +167,7 @@ class Listener(ApiModel):
     out: port where it is at least 1024, else port + 10000, so 80 becomes 10080."""
 
     protocol: Protocol = Protocol.HTTP
-    """HTTP routes each request by host and path; TCP hands each connection to one backend."""
+    """HTTP routes each request by host and path; TCP hands each connection to one backend. Left out: HTTP."""
 
     routes: Annotated[tuple[Route, ...], Field(min_length=1, max_length=64)]
     """Where traffic goes, 1 to 64 entries. Of the routes that fit a request the most specific one answers; between
@@ -205,7 +206,7 @@ class Endpoint(ApiModel):
     """Port at that host, 1 to 65535."""
 
     weight: Annotated[Int32, Field(ge=1, le=128)] = 1
-    """Share of the backend's traffic in proportion to its other endpoints, 1 to 128."""
+    """Share of the backend's traffic in proportion to its other endpoints, 1 to 128. Left out: 1."""
 
 
 class Backend(ApiModel):
@@ -219,7 +220,7 @@ class Backend(ApiModel):
 
     connect_timeout: Duration = "5s"
     """How long Envoy waits for a connection to an endpoint: a whole number of ms or s between 1ms and 60s, for example
-    250ms."""
+    250ms. Left out: 5s."""
 
 
 _ANNOTATION_KEY: Final = (
