@@ -103,6 +103,13 @@ def _text(characters: int) -> list[Object]:
     return _listeners({"port": 80, "routes": _routes(*({"pathPrefix": "/" + "a" * (n - 1)} for n in lengths))})
 
 
+def _hosts(routes: int) -> list[Object]:
+    """Listeners with so many routes of 16 hosts each, at most 60 routes in each listener."""
+    match = {"hosts": [f"h{n}" for n in range(16)]}
+    sizes = [60] * (routes // 60) + [routes % 60]
+    return _listeners(*({"port": 80 + n, "routes": _routes(*[match] * each)} for n, each in enumerate(sizes)))
+
+
 def _shared(*routes: int) -> list[Object]:
     """For each number a listener with so many routes, all of them for the same 16 wildcards."""
     match = {"hosts": [f"*.h{n}" for n in range(16)]}
@@ -111,6 +118,7 @@ def _shared(*routes: int) -> list[Object]:
 
 CASES: Final[tuple[Case, ...]] = (
     Case(("spec", "listeners"), _text(65_536), [_text(65_537)], "at most 65536 characters together"),
+    Case(("spec", "listeners"), _hosts(128), [_hosts(129)], "write a wildcard"),
     Case(("spec", "listeners"), _shared(64), [_shared(64, 1)], "declare fewer of either"),
     Case(
         ("spec", "service", "annotations"),

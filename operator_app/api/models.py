@@ -45,6 +45,9 @@ PRIVILEGED_PORT_OFFSET: Final = 10_000
 MAX_TEXT: Final = 65_536
 """Characters of all hosts and paths of one spec together. Bounds what is stored, rendered and kept for one proxy."""
 
+MAX_HOSTS: Final = 2_048
+"""Hosts of all routes of one spec together. The API server evaluates its rules for each of them at every write."""
+
 MAX_ANNOTATIONS_TEXT: Final = 16_384
 """Characters of all annotations of the Service together, keys included."""
 
@@ -121,6 +124,7 @@ _SHARED_ROUTES: Final = (
     f"self.listeners.map(l, l.routes.map(r, {_HOSTS_OF_ROUTE}).sum() "
     f"* l.routes.filter(r, {_IS_SHARED_ROUTE}).size()).sum()"
 )
+_HOSTS: Final = f"self.listeners.map(l, l.routes.map(r, {_HOSTS_OF_ROUTE}).sum()).sum()"
 _ROUTE_TEXT: Final = (
     "(!has(r.match) ? 0 : (has(r.match.pathPrefix) ? r.match.pathPrefix.size() : 0) "
     "+ (has(r.match.pathExact) ? r.match.pathExact.size() : 0) "
@@ -178,7 +182,12 @@ class Listener(ApiModel):
         """Hosts times routes for a wildcard or for every host: at most so many times such a route is repeated."""
         hosts = [each.match.hosts if each.match else () for each in self.routes]
         shared = [each for each in hosts if not each or any(host.startswith("*") for host in each)]
-        return sum(map(len, hosts)) * len(shared)
+        return self.host_count * len(shared)
+
+    @property
+    def host_count(self) -> int:
+        """Hosts of all its routes."""
+        return sum(len(each.match.hosts) for each in self.routes if each.match)
 
     @property
     def text_length(self) -> int:
@@ -387,6 +396,13 @@ class EnvoyProxySpec(ApiModel):
                 + sum(len(endpoint.host) for backend in spec.backends for endpoint in backend.endpoints)
                 <= MAX_TEXT
             ),
+        ),
+        Rule(
+            cel=f"{_HOSTS} <= {MAX_HOSTS}",
+            message=f"all routes together must have at most {MAX_HOSTS} hosts: write a wildcard for hosts of a domain, "
+            "or divide them between several EnvoyProxies",
+            is_valid=lambda spec: sum(listener.host_count for listener in spec.listeners) <= MAX_HOSTS,
+            field=".listeners",
         ),
         Rule(
             cel=f"{_SHARED_ROUTES} <= {MAX_SHARED_ROUTES}",
