@@ -143,7 +143,7 @@ def situations(bench: Bench, cluster: ControlPlane, bigs: int, smalls: int) -> I
     with ExitStack() as running:
         bench.sample("the other tenant alone", lambda: True, samples=ALONE)
         running.enter_context(in_background(edit_for_ever, cluster.kubeconfig))
-        running.enter_context(in_background(create_all, cluster.kubeconfig, big, [BIG_TENANT], bigs))
+        running.enter_context(in_background(create_all, cluster.kubeconfig, big, [BIG_TENANT], bigs, 1))
         running.enter_context(in_background(create_all, cluster.kubeconfig, small, [MANY_TENANT], smalls))
         wanted = {BIG_TENANT: bigs, MANY_TENANT: smalls}
 

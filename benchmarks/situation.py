@@ -109,8 +109,10 @@ def small(namespace: str, number: int) -> Object:
     return a_proxy(namespace, f"p{number}", replicas=0, listeners=listeners, backends=backends)
 
 
-def create_all(kubeconfig: Path, make: Callable[[str, int], Object], namespaces: Sequence[str], count: int) -> None:
-    """Create that many proxies, one namespace after the other in turn, as fast as four connections can.
+def create_all(
+    kubeconfig: Path, make: Callable[[str, int], Object], namespaces: Sequence[str], count: int, connections: int = 4
+) -> None:
+    """Create that many proxies, one namespace after the other in turn, as fast as the connections can.
 
     An API server that is busy with large objects may take longer than a request may; it is asked again then.
     """
@@ -129,7 +131,7 @@ def create_all(kubeconfig: Path, make: Callable[[str, int], Object], namespaces:
                     continue
             return
 
-    with Kube(kubeconfig) as admin, ThreadPoolExecutor(4) as pool:
+    with Kube(kubeconfig) as admin, ThreadPoolExecutor(connections) as pool:
         list(pool.map(create, range(count)))
 
 

@@ -378,7 +378,8 @@ class EnvoyProxySpec(ApiModel):
             field=".listeners",
         ),
         Rule(
-            cel="self.listeners.all(l, l.routes.all(r, self.backends.exists(b, b.name == r.backend)))",
+            # Sets are compared outside of CEL, where an expression for each pair would take a second for full lists.
+            cel="self.listeners.all(l, sets.contains(self.backends.map(b, b.name), l.routes.map(r, r.backend)))",
             message="every route's backend must be declared: add it to spec.backends, or write the name of one that is "
             "there",
             is_valid=lambda spec: (
