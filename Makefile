@@ -1,6 +1,6 @@
 # One place for every command. `make` alone lists them.
 #
-# Two settings: PYTHON names the interpreter that makes the virtual environment (3.11 or newer), ARGS goes to pytest.
+# Settings: PYTHON names the interpreter that makes the virtual environment (3.11 or newer), ARGS goes to pytest.
 # A user's own KUBECONFIG is never read: only E2E_KUBECONFIG points `demo` and `e2e` at another cluster.
 
 MAKEFLAGS += --no-print-directory
@@ -11,6 +11,8 @@ unexport KUBECONFIG
 
 PYTHON ?= python3
 ARGS ?=
+# Proxies of bench-scale.
+N ?= 1000
 # Test files go to this many processes; each that holds an e2e test starts a control plane of its own (0.7 GB).
 WORKERS ?= 2
 IMAGE ?= operator-app:dev
@@ -99,6 +101,14 @@ bench-tenants: $(STAMP) ## What one tenant feels of another that misbehaves, lan
 .PHONY: bench-memory
 bench-memory: $(STAMP) ## Bytes for each EnvoyProxy at 1,000 and 10,000, against decoded objects
 	@$(BIN)/python -m benchmarks.memory $(ARGS)
+
+.PHONY: bench-hostile
+bench-hostile: $(STAMP) ## Memory, event loop and another tenant's waits beside the worst tenants (half an hour)
+	@$(BIN)/python -m benchmarks.hostile $(ARGS)
+
+.PHONY: bench-scale
+bench-scale: $(STAMP) ## What N=1000 proxies of varied specs cost: start, resync, memory, event loop
+	@$(BIN)/python -m benchmarks.scale $(N)
 
 .PHONY: bench-failover
 bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers

@@ -25,7 +25,7 @@ from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.drift_events import Reporter
 from operator_app.controller.periodic_audit import PeriodicAudit
 from operator_app.controller.resync_loop import ResyncLoop
-from operator_app.controller.scopes import INDEXES, Scope, Scopes
+from operator_app.controller.scopes import INDEXES, KEPT, Scope, Scopes
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
 from operator_app.controller.workqueue import Limits
@@ -149,7 +149,7 @@ class Operator:
         self._tasks = anyio.create_task_group()
         self._can_join = anyio.Event()
         self._has_released = anyio.Event()
-        self._store = Store(INDEXES)
+        self._store = Store(INDEXES, KEPT)
         self._scopes = Scopes(self._store, namespace=settings.namespace, namespaces=settings.namespaces)
         self._elector = self._new_elector(replica)
         self._workers = self._new_workers()
@@ -289,7 +289,7 @@ class Operator:
         while True:
             self._health.beat()
             self._metrics.queued.set(len(self._workers))
-            self._metrics.show_backlogs(self._workers.backlogs())
+            self._metrics.show_backlogs(await self._workers.backlogs())
             await anyio.sleep(1)
 
     async def _run_elector(self) -> None:
@@ -319,18 +319,20 @@ class Operator:
     def _apply_delta(self, delta: Delta) -> None:
         self._triggers.apply_delta(delta)
         if isinstance(delta, Listed) and delta.last:
-            self._start_where_synced()
+            self._start_where_synced(delta.namespace)
 
     def _apply_lease_delta(self, delta: Delta) -> None:
         self._elector.apply_delta(delta)
-        self._start_where_synced()
+        self._become_ready()
 
-    def _start_where_synced(self) -> None:
-        """Enqueue the proxies of each namespace that has become synced; the first one makes this replica ready."""
-        for namespace in self._scopes.newly_synced():
-            for shard in self._elector.held:
-                self._tasks.start_soon(self._triggers.enqueue_shard, shard)
-            log.info("synced", namespace=namespace, proxies=len(self._triggers.known_proxies(namespace)))
+    def _start_where_synced(self, listed: str | None) -> None:
+        """Enqueue the proxies of each namespace that the list of a scope has made synced."""
+        for namespace in self._scopes.newly_synced(listed):
+            self._tasks.start_soon(self._triggers.enqueue_synced, namespace)
+        self._become_ready()
+
+    def _become_ready(self) -> None:
+        """Make this replica ready once a served namespace and the Leases are synced."""
         if self._scopes.is_any_synced and self._elector.is_synced and not self._workers.is_stopping:
             self._health.is_ready = True
             self._can_join.set()

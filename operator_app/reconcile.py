@@ -15,6 +15,8 @@ from datetime import datetime
 from typing import Final
 
 import anyio
+import anyio.to_thread
+import msgspec
 import structlog
 from pydantic import ValidationError
 
@@ -56,6 +58,9 @@ log = structlog.get_logger(__name__)
 
 PERSISTENT_AFTER: Final = 3
 """After so many failed reconciles in a row, a transient error is told in the status."""
+
+LARGE_SPEC_BYTES: Final = 16_384
+"""A spec whose JSON is larger is parsed and rendered in a thread; smaller ones take some milliseconds."""
 
 _NO_ADDRESS: Final = Problem("NoAddress", "the Service has no address to register yet", ends_with_event=True)
 _FINALIZER_CONTENDED: Final = Problem(
@@ -105,6 +110,7 @@ class Reconciler:
         self._record_event = record_event
         self._default_image = default_image
         self._installation = installation
+        self._large_specs = anyio.CapacityLimiter(1)
         self._now = now
         self._cleanup = Cleanup(
             cluster, finalizer, registrar, statuses, record_event=record_event, abandon_after_s=abandon_after_s, now=now
@@ -146,8 +152,7 @@ class Reconciler:
 
     async def _converge(self, proxy: Object, failures: int, *, is_resync: bool) -> ReconcileResult:
         try:
-            spec = parse_spec(proxy)
-            desired = children(proxy, spec, default_image=self._default_image, installation=self._installation)
+            spec, desired = await self._declared(proxy)
         except ValidationError as error:
             return await self._refuse(proxy, Problem("InvalidSpec", sentence(error), needs_user_action=True))
         except TerminalError as error:
@@ -169,6 +174,21 @@ class Reconciler:
         times_s = [written.requeue_after_s, steps.registration.requeue_after_s, *steps.requeue_times_s, *children_s]
         requeue_after_s = min((each for each in times_s if each is not None), default=None)
         return ReconcileResult(requeue_after_s, transient or _unfinished(steps))
+
+    async def _declared(self, proxy: Object) -> tuple[EnvoyProxySpec, Mapping[Kind, Object]]:
+        """The spec of ``proxy`` and the children that it declares; of a large one in a thread.
+
+        A spec at its bounds takes some hundred milliseconds, for which no other task could run. One at a time is in a
+        thread, since each takes some megabytes.
+        """
+
+        def declared() -> tuple[EnvoyProxySpec, Mapping[Kind, Object]]:
+            spec = parse_spec(proxy)
+            return spec, children(proxy, spec, default_image=self._default_image, installation=self._installation)
+
+        if len(msgspec.json.encode(proxy.get("spec"))) <= LARGE_SPEC_BYTES:
+            return declared()
+        return await anyio.to_thread.run_sync(declared, limiter=self._large_specs)
 
     async def _take_steps(
         self, proxy: Object, spec: EnvoyProxySpec, desired: Mapping[Kind, Object], *, is_resync: bool

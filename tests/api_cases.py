@@ -95,7 +95,37 @@ def _paths(*values: str) -> list[list[Object]]:
     return [_routes({member: value}) for value in values for member in ("pathPrefix", "pathExact")]
 
 
+def _text(characters: int) -> list[Object]:
+    """A listener whose hosts and paths have so many characters, together with those of the endpoints of ``proxy``."""
+    endpoints = [each for backend in proxy()["spec"]["backends"] for each in backend["endpoints"]]
+    left = characters - sum(len(each["host"]) for each in endpoints)
+    lengths = [1024] * (left // 1024) + [left % 1024]
+    return _listeners({"port": 80, "routes": _routes(*({"pathPrefix": "/" + "a" * (n - 1)} for n in lengths))})
+
+
+def _hosts(routes: int) -> list[Object]:
+    """Listeners with so many routes of 16 hosts each, at most 60 routes in each listener."""
+    match = {"hosts": [f"h{n}" for n in range(16)]}
+    sizes = [60] * (routes // 60) + [routes % 60]
+    return _listeners(*({"port": 80 + n, "routes": _routes(*[match] * each)} for n, each in enumerate(sizes)))
+
+
+def _shared(*routes: int) -> list[Object]:
+    """For each number a listener with so many routes, all of them for the same 16 wildcards."""
+    match = {"hosts": [f"*.h{n}" for n in range(16)]}
+    return _listeners(*({"port": 80 + n, "routes": _routes(*[match] * each)} for n, each in enumerate(routes)))
+
+
 CASES: Final[tuple[Case, ...]] = (
+    Case(("spec", "listeners"), _text(65_536), [_text(65_537)], "at most 65536 characters together"),
+    Case(("spec", "listeners"), _hosts(128), [_hosts(129)], "write a wildcard"),
+    Case(("spec", "listeners"), _shared(64), [_shared(64, 1)], "declare fewer of either"),
+    Case(
+        ("spec", "service", "annotations"),
+        dict.fromkeys("abcd", "x" * 4095),
+        [dict.fromkeys("abcd", "x" * 4096)],
+        "shorten them",
+    ),
     Case((*LISTENER, "name"), "web-2", ["Web", "2web", "a--b", "a-", "a_b"], "for example http"),
     Case(
         ("spec", "listeners"),

@@ -25,8 +25,10 @@ def crds() -> tuple[Object, ...]:
         _crd(
             ENVOY_PROXY,
             EnvoyProxy,
-            short_name="eproxy",
-            categories=["all", "edge"],
+            # Envoy Gateway has an EnvoyProxy as well, of the same plural and with the short name eproxy. Not in the
+            # category all: "kubectl delete all --all" would take tenants' proxies along.
+            short_name="edgeproxy",
+            categories=["edge"],
             subresources={
                 "status": {},
                 "scale": {
@@ -84,7 +86,9 @@ def structural_schema(model: type[ApiModel]) -> Object:
     """The structural schema of ``model``, as ``apiextensions.k8s.io/v1`` requires it.
 
     Every node has a type, no node is a reference, and null is not a value. The model's defaults are kept, except
-    ``None`` and empty collections, which both mean that the field is absent.
+    ``None`` and empty collections, which both mean that the field is absent, and those inside lists: kubectl's
+    client-side apply compares a list as a whole, so a default that the API server has added to an item would be a
+    difference each time. There the model applies the default, and the field's description names it.
     """
     schema = model.model_json_schema()
     return _structural(schema, schema.pop("$defs", {}))
@@ -160,13 +164,21 @@ def _structural(node: Object, definitions: Object) -> Object:
         node["properties"] = {name: _structural(value, definitions) for name, value in node["properties"].items()}
     for member in ("items", "additionalProperties"):
         if member in node:
-            node[member] = _structural(node[member], definitions)
+            node[member] = _without_defaults(_structural(node[member], definitions))
     if node.get("type") == "array":
         # A list is replaced as a whole, unless the model declares it as a map (``MapBy``).
         node.setdefault("x-kubernetes-list-type", "atomic")
     if node.get("x-kubernetes-int-or-string"):
         del node["type"]
         node["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    return node
+
+
+def _without_defaults(node: Object) -> Object:
+    """``node`` without its default and those of its properties; items of lists have none already."""
+    node = {name: member for name, member in node.items() if name != "default"}
+    if "properties" in node:
+        node["properties"] = {name: _without_defaults(member) for name, member in node["properties"].items()}
     return node
 
 

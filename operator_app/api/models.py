@@ -42,6 +42,18 @@ MAX_NAME_LENGTH: Final = 57
 PRIVILEGED_PORT_OFFSET: Final = 10_000
 """Added to a port below 1024 inside the Pod, because Envoy runs without the capability to bind such ports."""
 
+MAX_TEXT: Final = 65_536
+"""Characters of all hosts and paths of one spec together. Bounds what is stored, rendered and kept for one proxy."""
+
+MAX_HOSTS: Final = 2_048
+"""Hosts of all routes of one spec together. The API server evaluates its rules for each of them at every write."""
+
+MAX_ANNOTATIONS_TEXT: Final = 16_384
+"""Characters of all annotations of the Service together, keys included."""
+
+MAX_SHARED_ROUTES: Final = 65_536
+"""Upper bound of ``Listener.shared_routes``, added up over the listeners."""
+
 ADMIN_PORT: Final = 19000
 """Port of Envoy's admin interface, on loopback only. Not available as a ``targetPort``."""
 
@@ -106,6 +118,24 @@ def _container_port(listener: str) -> str:
     return f"(has({listener}.targetPort) ? {listener}.targetPort : {raised})"
 
 
+_HOSTS_OF_ROUTE: Final = "(has(r.match) && has(r.match.hosts) ? r.match.hosts.size() : 0)"
+_IS_SHARED_ROUTE: Final = f"({_HOSTS_OF_ROUTE} == 0 || r.match.hosts.exists(h, h.startsWith('*')))"
+_SHARED_ROUTES: Final = (
+    f"self.listeners.map(l, l.routes.map(r, {_HOSTS_OF_ROUTE}).sum() "
+    f"* l.routes.filter(r, {_IS_SHARED_ROUTE}).size()).sum()"
+)
+_HOSTS: Final = f"self.listeners.map(l, l.routes.map(r, {_HOSTS_OF_ROUTE}).sum()).sum()"
+_ROUTE_TEXT: Final = (
+    "(!has(r.match) ? 0 : (has(r.match.pathPrefix) ? r.match.pathPrefix.size() : 0) "
+    "+ (has(r.match.pathExact) ? r.match.pathExact.size() : 0) "
+    "+ (has(r.match.hosts) ? r.match.hosts.map(h, h.size()).sum() : 0))"
+)
+_TEXT: Final = (
+    f"self.listeners.map(l, l.routes.map(r, {_ROUTE_TEXT}).sum()).sum() "
+    "+ self.backends.map(b, b.endpoints.map(e, e.host.size()).sum()).sum()"
+)
+
+
 class Listener(ApiModel):
     """One port of the proxy, and what happens to the traffic that arrives there."""
 
@@ -117,7 +147,8 @@ class Listener(ApiModel):
             is_valid=lambda listener: listener.container_port not in {ADMIN_PORT, READINESS_PORT},
         ),
         Rule(
-            cel="self.protocol != 'TCP' || (self.routes.size() == 1 && !has(self.routes[0].match))",
+            cel="!has(self.protocol) || self.protocol != 'TCP' || "
+            "(self.routes.size() == 1 && !has(self.routes[0].match))",
             message="a TCP listener must have exactly one route, without match: keep the one backend, or set "
             "protocol to HTTP",
             is_valid=lambda listener: (
@@ -140,11 +171,30 @@ class Listener(ApiModel):
     out: port where it is at least 1024, else port + 10000, so 80 becomes 10080."""
 
     protocol: Protocol = Protocol.HTTP
-    """HTTP routes each request by host and path; TCP hands each connection to one backend."""
+    """HTTP routes each request by host and path; TCP hands each connection to one backend. Left out: HTTP."""
 
     routes: Annotated[tuple[Route, ...], Field(min_length=1, max_length=64)]
     """Where traffic goes, 1 to 64 entries. Of the routes that fit a request the most specific one answers; between
     equals the first. A request that fits none is answered with 404. On a TCP listener: exactly one, without match."""
+
+    @property
+    def shared_routes(self) -> int:
+        """Hosts times routes for a wildcard or for every host: at most so many times such a route is repeated."""
+        hosts = [each.match.hosts if each.match else () for each in self.routes]
+        shared = [each for each in hosts if not each or any(host.startswith("*") for host in each)]
+        return self.host_count * len(shared)
+
+    @property
+    def host_count(self) -> int:
+        """Hosts of all its routes."""
+        return sum(len(each.match.hosts) for each in self.routes if each.match)
+
+    @property
+    def text_length(self) -> int:
+        """Characters of its routes' hosts and paths."""
+        matches = [each.match for each in self.routes if each.match]
+        paths = sum(len(each.path_prefix or "") + len(each.path_exact or "") for each in matches)
+        return paths + sum(len(host) for each in matches for host in each.hosts)
 
     @property
     def container_port(self) -> int:
@@ -165,7 +215,7 @@ class Endpoint(ApiModel):
     """Port at that host, 1 to 65535."""
 
     weight: Annotated[Int32, Field(ge=1, le=128)] = 1
-    """Share of the backend's traffic in proportion to its other endpoints, 1 to 128."""
+    """Share of the backend's traffic in proportion to its other endpoints, 1 to 128. Left out: 1."""
 
 
 class Backend(ApiModel):
@@ -179,7 +229,7 @@ class Backend(ApiModel):
 
     connect_timeout: Duration = "5s"
     """How long Envoy waits for a connection to an endpoint: a whole number of ms or s between 1ms and 60s, for example
-    250ms."""
+    250ms. Left out: 5s."""
 
 
 _ANNOTATION_KEY: Final = (
@@ -206,6 +256,16 @@ class Service(ApiModel):
             message=f"keys under {GROUP}/ belong to the operator and {_LAST_APPLIED} to kubectl: use a key of your own",
             is_valid=lambda service: (
                 not any(key.startswith(f"{GROUP}/") or key == _LAST_APPLIED for key in service.annotations)
+            ),
+            field=".annotations",
+        ),
+        Rule(
+            cel="!has(self.annotations) || self.annotations.map(k, k.size() + self.annotations[k].size()).sum() "
+            f"<= {MAX_ANNOTATIONS_TEXT}",
+            message=f"all annotations together must be at most {MAX_ANNOTATIONS_TEXT} characters, keys included: "
+            "shorten them, or put large values into an object of their own",
+            is_valid=lambda service: (
+                sum(len(key) + len(value) for key, value in service.annotations.items()) <= MAX_ANNOTATIONS_TEXT
             ),
             field=".annotations",
         ),
@@ -318,13 +378,39 @@ class EnvoyProxySpec(ApiModel):
             field=".listeners",
         ),
         Rule(
-            cel="self.listeners.all(l, l.routes.all(r, self.backends.exists(b, b.name == r.backend)))",
+            # Sets are compared outside of CEL, where an expression for each pair would take a second for full lists.
+            cel="self.listeners.all(l, sets.contains(self.backends.map(b, b.name), l.routes.map(r, r.backend)))",
             message="every route's backend must be declared: add it to spec.backends, or write the name of one that is "
             "there",
             is_valid=lambda spec: (
                 {route.backend for listener in spec.listeners for route in listener.routes}
                 <= {backend.name for backend in spec.backends}
             ),
+            field=".listeners",
+        ),
+        Rule(
+            cel=f"{_TEXT} <= {MAX_TEXT}",
+            message=f"hosts and paths of all routes and endpoints must be at most {MAX_TEXT} characters together: "
+            "divide them between several EnvoyProxies",
+            is_valid=lambda spec: (
+                sum(listener.text_length for listener in spec.listeners)
+                + sum(len(endpoint.host) for backend in spec.backends for endpoint in backend.endpoints)
+                <= MAX_TEXT
+            ),
+        ),
+        Rule(
+            cel=f"{_HOSTS} <= {MAX_HOSTS}",
+            message=f"all routes together must have at most {MAX_HOSTS} hosts: write a wildcard for hosts of a domain, "
+            "or divide them between several EnvoyProxies",
+            is_valid=lambda spec: sum(listener.host_count for listener in spec.listeners) <= MAX_HOSTS,
+            field=".listeners",
+        ),
+        Rule(
+            cel=f"{_SHARED_ROUTES} <= {MAX_SHARED_ROUTES}",
+            message="hosts times routes for a wildcard or for every host, added up over the listeners, must be at most "
+            f"{MAX_SHARED_ROUTES}, since Envoy needs such a route once for each host: declare fewer of either, or "
+            "divide them between several EnvoyProxies",
+            is_valid=lambda spec: sum(listener.shared_routes for listener in spec.listeners) <= MAX_SHARED_ROUTES,
             field=".listeners",
         ),
     )

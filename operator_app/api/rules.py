@@ -56,20 +56,21 @@ def matches(expression: str, message: str) -> Rule:
     ``expression`` is in RE2 syntax without quotes, anchors and Unicode classes. For that subset Go's engine and
     Python's agree. No text may match an expression in two ways, which keeps Python's backtracking linear.
     """
+    compiled = re.compile(expression)
     return Rule(
         cel=f"self.matches(r'^({expression})$')",
         message=message,
-        is_valid=lambda value: re.fullmatch(expression, value) is not None,
+        is_valid=lambda value: compiled.fullmatch(value) is not None,
     )
 
 
 def lacks(expression: str, message: str) -> Rule:
     """A rule that ``expression`` matches no part of the string; its syntax as for :func:`matches`, with anchors."""
-    python_expression = expression.replace("$", r"\Z")
+    compiled = re.compile(expression.replace("$", r"\Z"))
     return Rule(
         cel=f"!self.matches(r'{expression}')",
         message=message,
-        is_valid=lambda value: re.search(python_expression, value) is None,
+        is_valid=lambda value: compiled.search(value) is None,
     )
 
 

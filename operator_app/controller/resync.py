@@ -12,9 +12,10 @@ from typing import Final
 
 import anyio
 
-from operator_app.api.kinds import Key, Kind, Object, key_of
+from operator_app.api.kinds import Key, Kind, Object
 from operator_app.kube.client import Cluster
-from operator_app.kube.store import Store, version_of
+from operator_app.kube.store import Store
+from operator_app.kube.turns import Turns
 
 GRACE_S: Final = 5.0
 """A difference between list and store may be in delivery; a watch that works delivers it within this."""
@@ -69,16 +70,18 @@ async def _differing(
     differing: dict[Key, int | None] = {}
     listed: set[Key] = set()
     as_of = 0
+    turns = Turns()
     async with aclosing(cluster.list(kind, namespace=namespace, labels=labels)) as pages:
         async for page in pages:
             as_of = int(page.resource_version)
-            for obj in page.items:
-                key = key_of(obj)
+            for key, version in page.versions():
                 listed.add(key)
                 known = store.version(kind, key)
-                if known is None or known < version_of(obj):
+                if known is None or known < version:
                     differing[key] = known
+                await turns.end_if_due()
     for key in store.keys(kind):
+        await turns.end_if_due()
         if namespace not in (None, key.namespace):
             continue  # outside of the list's scope
         known = store.version(kind, key)

@@ -71,9 +71,8 @@ class ResyncLoop:
             await self._resync_kinds()
             self._applier.reset_rejected()
             await self._audit.run()
-            for key in self._triggers.known_proxies():
-                if self._triggers.enqueue(key, Priority.RESYNC):
-                    self._pending.add(key)
+            async for key in self._triggers.enqueue_resync():
+                self._pending.add(key)
 
     async def _resync_kinds(self) -> None:
         retry_after_s = 0.0

@@ -8,10 +8,12 @@ What a change of a watched object causes belongs in ``triggers``; the watches ar
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, TypedDict
 
 from operator_app.api.kinds import (
     CHILD_KINDS,
+    CONFIG_MAP,
     ENVOY_PROXY,
     FIELD_MANAGER,
     HOSTNAME_CLAIM,
@@ -23,7 +25,8 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.desired import controller_uid
-from operator_app.kube.store import Index, Store
+from operator_app.envoy.bootstrap import CONFIG_FILE
+from operator_app.kube.store import Index, Keep, Store
 from operator_app.registration.ledger import proxy_of
 
 MANAGED_BY_US: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
@@ -46,6 +49,28 @@ INDEXES: Final[Mapping[Kind, Index]] = {
 """Every kind that the store keeps, with the index by which its objects are looked up."""
 
 
+def _kept_of_proxy(proxy: Object) -> Object:
+    """A proxy without its labels and annotations: the schema can't bound them, and no reconcile reads them."""
+    metadata = {name: value for name, value in proxy["metadata"].items() if name not in ("annotations", "labels")}
+    return proxy | {"metadata": metadata}
+
+
+def _kept_of_config_map(config_map: Object) -> Object:
+    """A ConfigMap with Envoy's configuration alone, and one that no EnvoyProxy controls without any data.
+
+    Anybody may label a ConfigMap as managed by the operator, and add keys to the operator's own.
+    """
+    references = config_map["metadata"].get("ownerReferences", ())
+    is_child = any(each.get("controller") and each["kind"] == ENVOY_PROXY.kind for each in references)
+    kept = {name: value for name, value in config_map.items() if name not in ("data", "binaryData")}
+    data = config_map.get("data") or {}
+    return kept | {"data": {CONFIG_FILE: data[CONFIG_FILE]}} if is_child and CONFIG_FILE in data else kept
+
+
+KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map}
+"""What the store keeps of the objects of a kind; of the other kinds it keeps all."""
+
+
 class Scope(TypedDict):
     """One list or watch, as keyword arguments of ``Cluster.list`` and ``follow``; ``None`` means no restriction."""
 
@@ -64,13 +89,15 @@ class Scopes:
         self._namespace = namespace
         self._served: tuple[str | None, ...] = tuple(sorted(set(namespaces))) or (None,)
         self._synced: set[str | None] = set()
+        self._served_names = frozenset(self._served)
+        self._unsynced = dict.fromkeys(self._served)
         # Namespaces are cluster-scoped: an operator that serves only some need not be allowed to watch them.
         self.kinds = tuple(kind for kind in INDEXES if kind != NAMESPACE or not namespaces)
 
     def __iter__(self) -> Iterator[tuple[Kind, Scope]]:
         for kind in self.kinds:
-            scopes = [self._scope(kind, namespace) for namespace in self._served]
-            yield from ((kind, scope) for index, scope in enumerate(scopes) if scope not in scopes[:index])
+            scopes = {scope["namespace"]: scope for scope in map(partial(self._scope, kind), self._served)}
+            yield from ((kind, scope) for scope in scopes.values())
 
     def is_synced(self, namespace: str) -> bool:
         """Whether every watched kind has been listed completely for ``namespace``, so that it may be reconciled."""
@@ -81,16 +108,21 @@ class Scopes:
         """Whether some served namespace is synced."""
         return bool(self._synced)
 
-    def newly_synced(self) -> tuple[str | None, ...]:
-        """The served namespaces (``None``: all of the cluster) that have become synced since the last call."""
-        new = tuple(
-            namespace
-            for namespace in self._served
-            if namespace not in self._synced
-            and all(self._store.is_synced(kind, self._scope(kind, namespace)["namespace"]) for kind in self.kinds)
-        )
+    def newly_synced(self, listed: str | None) -> tuple[str | None, ...]:
+        """The served namespaces (``None``: all of the cluster) that the complete list of a scope has made synced.
+
+        ``listed`` is the scope's namespace. Each served namespace is returned once. Only those that the scope is part
+        of are looked at, which keeps a start linear in the number of namespaces.
+        """
+        candidates = (listed,) if listed in self._served_names and listed != self._namespace else (*self._unsynced,)
+        new = tuple(each for each in candidates if each in self._unsynced and self._is_listed(each))
+        for namespace in new:
+            del self._unsynced[namespace]
         self._synced.update(new)
         return new
+
+    def _is_listed(self, namespace: str | None) -> bool:
+        return all(self._store.is_synced(kind, self._scope(kind, namespace)["namespace"]) for kind in self.kinds)
 
     def _scope(self, kind: Kind, namespace: str | None) -> Scope:
         """The scope of ``kind`` that serving ``namespace`` (``None``: all of them) needs."""

@@ -1,14 +1,15 @@
 """From a change of a watched object to keys in the queue: which EnvoyProxies, how urgently, in which tenant's lane.
 
 Every change of an object enqueues the proxies that it affects, and the reconcile finds out what there is to do. Only
-keys of synced namespaces whose shard this replica holds are enqueued: the others are enqueued by ``enqueue_shard``,
-once the namespace is synced or the shard is acquired.
+keys of synced namespaces whose shard this replica holds are enqueued: the others are enqueued by ``enqueue_synced`` and
+``enqueue_shard``, once the namespace is synced or the shard is acquired.
 """
 
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
-import anyio.lowlevel
+import anyio
+import structlog
 
 from operator_app.api.kinds import (
     ENVOY_PROXY,
@@ -27,10 +28,10 @@ from operator_app.desired import proxy_key
 from operator_app.kube.deltas import Deleted, Delta, Listed
 from operator_app.kube.fencing import FencingToken
 from operator_app.kube.store import Store
+from operator_app.kube.turns import Turns
 from operator_app.registration.ledger import proxy_of
 
-ENQUEUE_BATCH: Final = 100
-"""Proxies of an acquired shard that are enqueued between two turns of the event loop."""
+log = structlog.get_logger(__name__)
 
 Enqueue = Callable[[Key, str, Priority], None]
 """Adds a key to the queue, in the lane of a tenant (``WorkerPool.enqueue``)."""
@@ -54,6 +55,8 @@ class Triggers:
         self._scopes = scopes
         self._shards = shards
         self._enqueue = enqueue
+        self._newly_synced: set[str | None] = set()
+        self._walk = anyio.Lock()
 
     def apply_delta(self, delta: Delta) -> None:
         """Apply what a watch delivered, and enqueue the proxies that each changed object affects."""
@@ -76,24 +79,60 @@ class Triggers:
 
     async def enqueue_shard(self, shard: int) -> None:
         """Enqueue every proxy of a shard, since its last holder may have left any of them half reconciled."""
-        for count, key in enumerate(self.known_proxies(), 1):
+        turns = Turns()
+        for key in self.known_proxies():
             if self._shards.shard(key.namespace) == shard:
-                is_urgent = _is_unserved(self._store.get(ENVOY_PROXY, key))
-                self.enqueue(key, Priority.USER if is_urgent else Priority.RESYNC)
-            if count % ENQUEUE_BATCH == 0:
-                await anyio.lowlevel.checkpoint()
+                self._enqueue_unknown(key)
+            await turns.end_if_due()
+
+    async def enqueue_synced(self, namespace: str | None) -> None:
+        """Enqueue every proxy of a namespace (``None``: of all) that has become synced, where its shard is held.
+
+        Namespaces that become synced while a walk over the known proxies is in progress share the next one.
+        """
+        self._newly_synced.add(namespace)
+        async with self._walk:
+            namespaces, self._newly_synced = self._newly_synced, set()
+            if not namespaces:
+                return
+            counts = dict.fromkeys(namespaces, 0)
+            turns = Turns()
+            for key in self.known_proxies():
+                for each in namespaces.intersection((None, key.namespace)):
+                    counts[each] += 1
+                    self._enqueue_unknown(key)
+                await turns.end_if_due()
+        for each, proxies in counts.items():
+            log.info("synced", namespace=each, proxies=proxies)
+
+    async def enqueue_resync(self) -> AsyncIterator[Key]:
+        """Enqueue every known proxy for a resync; yields each that was enqueued."""
+        turns = Turns()
+        for key in self.known_proxies():
+            if self.enqueue(key, Priority.RESYNC):
+                yield key
+            await turns.end_if_due()
+
+    def _enqueue_unknown(self, key: Key) -> None:
+        """Enqueue a proxy of which it is unknown whether anything is wrong."""
+        if self._can_enqueue(key):
+            is_urgent = _is_unserved(self._store.get(ENVOY_PROXY, key))
+            self.enqueue(key, Priority.USER if is_urgent else Priority.RESYNC)
 
     def enqueue(self, key: Key, priority: Priority) -> bool:
         """Enqueue a proxy if its namespace is synced and this replica holds its shard. Returns whether it did."""
-        if not self._scopes.is_synced(key.namespace) or self._shards.token(key.namespace) is None:
+        if not self._can_enqueue(key):
             return False
         self._enqueue(key, self.tenant_of(key.namespace), priority)
         return True
 
-    def known_proxies(self, namespace: str | None = None) -> set[Key]:
-        """Every proxy of a namespace (``None``: of all) that exists, or that a record or a claim still names."""
-        named = (owner for kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM) for owner in self._store.index_values(kind))
-        return {key for key in (*self._store.keys(ENVOY_PROXY), *named) if namespace in (None, key.namespace)}
+    def _can_enqueue(self, key: Key) -> bool:
+        return self._scopes.is_synced(key.namespace) and self._shards.token(key.namespace) is not None
+
+    def known_proxies(self) -> set[Key]:
+        """Every proxy that exists, or that a record or a claim still names."""
+        named = (self._store.index_values(kind) for kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM))
+        return set(self._store.keys(ENVOY_PROXY)).union(*named)
 
     def tenant_of(self, namespace: str) -> str:
         """The tenant of a namespace, which is its lane in the queue: its tenant label, or its own name without one."""

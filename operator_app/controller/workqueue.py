@@ -438,6 +438,7 @@ class WorkQueue:
         self._release_due(now)
         lane = self._lanes.get(name)
         if lane is not None:
-            # A lane at its in-flight limit has no alarm, so keys that are due may still be among the delayed ones.
-            self._update(lane, now)
+            # A lane at its in-flight limit has no alarm, so keys that are due may still be among the delayed ones. It
+            # is not in the ring either, so neither is to be updated.
+            lane.release(now)
         return lane

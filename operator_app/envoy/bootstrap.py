@@ -16,7 +16,7 @@ from typing import Final
 
 from operator_app.api.models import ADMIN_PORT, EnvoyProxySpec
 from operator_app.envoy.clusters import cluster
-from operator_app.envoy.listeners import listener, readiness_listener
+from operator_app.envoy.listeners import listener, readiness_listener, virtual_hosts_bytes
 from operator_app.envoy.messages import Message, address, extension
 from operator_app.errors import TerminalError
 
@@ -37,7 +37,14 @@ MAX_DOWNSTREAM_CONNECTIONS: Final = 10_000
 
 
 def bootstrap(spec: EnvoyProxySpec) -> Message:
-    """The complete bootstrap configuration of the proxy that ``spec`` declares."""
+    """The complete bootstrap configuration of the proxy that ``spec`` declares.
+
+    Its size is linear in that of ``spec`` but for the routes, which stand in the virtual host of every domain that they
+    serve. Raises ``TerminalError`` if these alone are larger than ``MAX_BYTES``, before any of them is built.
+    """
+    virtual_hosts = sum(virtual_hosts_bytes(each) for each in spec.listeners)
+    if virtual_hosts > MAX_BYTES:
+        raise _too_large(virtual_hosts)
     return {
         # Loopback, so that only a process inside the Pod can reach the admin interface.
         "admin": {"address": address("127.0.0.1", ADMIN_PORT), "ignore_global_conn_limit": True},
@@ -64,20 +71,25 @@ def render(config: Message) -> str:
     """The text of ``CONFIG_FILE``: JSON with sorted keys in ASCII, indented up to ``READABLE_BYTES``.
 
     Raises ``TerminalError`` if the text is larger than ``MAX_BYTES``. A spec within the API's bounds reaches that only
-    with thousands of long hosts or paths.
+    with long paths that many hosts share, or with thousands of endpoints.
     """
     text = json.dumps(config, separators=(",", ":"), sort_keys=True) + "\n"
     if len(text) <= READABLE_BYTES:
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     if len(text) > MAX_BYTES:
-        raise TerminalError(
-            "ConfigurationTooLarge",
-            f"the Envoy configuration takes {len(text)} bytes, and a ConfigMap holds {MAX_BYTES}: "
-            "declare fewer routes and hosts, or divide them between several EnvoyProxies",
-        )
+        raise _too_large(len(text))
     return text
 
 
 def config_hash(text: str) -> str:
     """The first 16 hexadecimal digits of the SHA-256 of the rendered text."""
     return sha256(text.encode()).hexdigest()[:16]
+
+
+def _too_large(size_bytes: int) -> TerminalError:
+    return TerminalError(
+        "ConfigurationTooLarge",
+        f"the Envoy configuration takes {size_bytes} bytes, and a ConfigMap holds {MAX_BYTES}: declare fewer routes "
+        "and hosts, above all fewer routes for wildcards or for every host, which count once for each host, or divide "
+        "them between several EnvoyProxies",
+    )

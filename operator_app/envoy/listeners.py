@@ -17,6 +17,7 @@ both match ``/api``, ``/api/`` and ``/api/v1``, but not ``/apiary`` (as Gateway 
 request that matches no route with 404.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Final
 
@@ -123,10 +124,40 @@ def _http_filter(name: str, routes: tuple[Route, ...]) -> Message:
     )
 
 
+def virtual_hosts_bytes(declared: Listener) -> int:
+    """The length in bytes of the virtual hosts of a ``declared`` listener as compact JSON in ASCII.
+
+    Computed without building them: a route that several virtual hosts share is encoded once.
+    """
+    if declared.protocol is not Protocol.HTTP:
+        return 0
+    by_path, sharing = _shared_routes(declared.routes)
+    route_bytes = [_json_bytes(_route(route)) for route in by_path]
+    # Each virtual host, and each route, is followed by a comma or by the bracket that closes its list.
+    return 1 + sum(
+        _json_bytes({"name": domains[0], "domains": domains, "routes": []})
+        + sum(route_bytes[position] + 1 for position in served)
+        for served, domains in sharing.items()
+    )
+
+
 def _virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
     """The virtual hosts of a listener, one for all domains that have the same routes in the same order.
 
-    Envoy searches only the virtual host with the most specific domain, so each one also holds the routes of every
+    Virtual hosts that serve the same route contain the same object.
+    """
+    by_path, sharing = _shared_routes(routes)
+    rendered = [_route(route) for route in by_path]
+    return [
+        {"name": domains[0], "domains": domains, "routes": [rendered[position] for position in served]}
+        for served, domains in sharing.items()
+    ]
+
+
+def _shared_routes(routes: tuple[Route, ...]) -> tuple[list[Route], dict[tuple[int, ...], list[str]]]:
+    """``routes`` in the order of their paths, and for the positions that a virtual host serves, its domains.
+
+    Envoy searches only the virtual host with the most specific domain, so each one also serves the routes of every
     wildcard that covers its domains. Sharing bounds the size, which would else grow with hosts times routes.
     """
     by_path = sorted(routes, key=_path_rank)
@@ -138,10 +169,11 @@ def _virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
     for domain in sorted(by_host):
         served = dict.fromkeys(position for host in _covering(domain) for position in by_host.get(host, ()))
         sharing.setdefault(tuple(served), []).append(domain)
-    return [
-        {"name": domains[0], "domains": domains, "routes": [_route(by_path[position]) for position in served]}
-        for served, domains in sharing.items()
-    ]
+    return by_path, sharing
+
+
+def _json_bytes(message: Message) -> int:
+    return len(json.dumps(message, separators=(",", ":")))
 
 
 def _covering(domain: str) -> Iterator[str]:

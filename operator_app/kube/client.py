@@ -6,6 +6,7 @@ lightkube builds the requests (paths, parameters, bodies) and owns the HTTP clie
 server. Deciding what to write, retrying and caching do not belong here.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -42,6 +43,18 @@ from operator_app.kube.transport import tls_context, transport
 
 REQUEST_EXTENSION: Final = "operator_app.request"
 """The HTTP request's ``extensions`` have the ``Request`` under this name, for transports that inspect requests."""
+
+PAGE_BYTES: Final = 1_000_000
+"""What a page of a list is to weigh, in bytes of JSON."""
+
+MAX_PAGE_BYTES: Final = 2 * PAGE_BYTES
+"""A page of several objects that weighs more is abandoned. One object weighs at most what etcd accepts, 1.5 MB."""
+
+FIRST_PAGE: Final = 50
+"""Objects on the first page, before it is known what they weigh."""
+
+PAGES_AT_ONCE: Final = 4
+"""Pages of all lists that exist at the same time."""
 
 Verb = Literal["get", "list", "watch", "apply", "create", "update", "patch", "delete"]
 Subresource = Literal["status"]
@@ -101,6 +114,7 @@ class Cluster:
         self._request_timeout_s = request_timeout_s
         self._observe = observe
         self._before_write = before_write
+        self._pages = anyio.Semaphore(PAGES_AT_ONCE)
 
     @classmethod
     @asynccontextmanager
@@ -169,25 +183,58 @@ class Cluster:
     ) -> AsyncGenerator[Page]:
         """The objects of a kind, in pages of one consistent snapshot; at least one page, an empty one if need be.
 
-        Without ``resource_version`` this is a consistent read. With it, the list is at least that fresh and comes as
-        one page: the API advises against limiting such a list. A walk slower than etcd's compaction (five minutes)
-        ends in ``GoneError``. No connection is held between pages.
+        Without ``resource_version`` this is a consistent read. A page has at most ``page_size`` objects, and as many as
+        have taken about ``PAGE_BYTES`` so far. A response of more than ``MAX_PAGE_BYTES`` is abandoned and asked for
+        again with fewer objects, down to one. At most ``PAGES_AT_ONCE`` pages exist at a time: the next list waits
+        until the consumer of another asks for its next page, or closes it.
+
+        With ``resource_version`` the list is at least that fresh and comes as one page of any size: the API advises
+        against limiting such a list. A walk slower than etcd's compaction (five minutes) ends in ``GoneError``. No
+        connection is held between pages.
         https://kubernetes.io/docs/reference/using-api/api-concepts/#retrieving-large-results-sets-in-chunks
         """
-        params = {
-            "labelSelector": labels,
-            "resourceVersion": resource_version,
-            "limit": str(page_size) if resource_version is None else None,
-        }
+        params = {"labelSelector": labels, "resourceVersion": resource_version}
         prepared = self._requests.prepare_request(
             "list", _resource(kind), namespace=_scope(kind, namespace), params=params
         )
+        limit = None if resource_version is not None else min(page_size, FIRST_PAGE)
+        # A member of the election must not wait for somebody's long list.
+        places = contextlib.nullcontext() if kind == LEASE else self._pages
         while True:
-            page = page_in((await self._response(Request("list", kind), prepared)).content, kind)
-            yield page
-            if page.last:
-                return
-            prepared.params["continue"] = page.continue_token
+            async with places:
+                if limit is not None:
+                    prepared.params["limit"] = str(limit)
+                body = await self._page_body(kind, prepared, None if limit in (None, 1) else MAX_PAGE_BYTES)
+                if body is None:
+                    limit = max(1, (limit or 1) // 4)
+                    continue
+                page, page_bytes = page_in(body, kind), len(body)
+                del body
+                if limit is not None and page.encoded:
+                    fitting = PAGE_BYTES * len(page.encoded) // page_bytes
+                    limit = max(1, min(page_size, 4 * limit, fitting))
+                yield page
+                if page.last:
+                    return
+                prepared.params["continue"] = page.continue_token
+
+    async def _page_body(self, kind: Kind, prepared: BasicRequest, most_bytes: int | None) -> bytes | None:
+        """The body of a list's response; ``None`` if it has more than ``most_bytes``, with the rest left unread."""
+        request, body = Request("list", kind), bytearray()
+        client = self._watches if kind == LEASE else self._requests
+        with _failures_translated(kind, None, self._request_timeout_s), anyio.fail_after(self._request_timeout_s):
+            response = await self._send(client, request, prepared, stream=True)
+            try:
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if most_bytes is not None and len(body) > most_bytes and response.is_success:
+                        return None
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+        if not response.is_success:
+            raise refusal(response.status_code, response.headers, bytes(body), kind=kind)
+        return bytes(body)
 
     @asynccontextmanager
     async def watch(

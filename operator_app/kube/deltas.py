@@ -7,7 +7,7 @@ from operator_app.api.kinds import Kind, Object
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One page of a complete, consistent list of a kind.
+    """One page, or a part of one, of a complete, consistent list of a kind.
 
     A list is a run of pages of one ``resource_version``; ``first`` opens it, ``last`` closes it, and one page may be
     both. A ``first`` page discards the pages of an unfinished list. An object of this ``kind`` and ``namespace`` (None:

@@ -5,7 +5,7 @@ proxy's HTML page, plain text, an empty body), so the body is parsed whatever it
 belong here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import mktime_tz, parsedate_tz
 from http import HTTPStatus
@@ -34,12 +34,15 @@ _MAX_SENTENCE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some objects of a list. All pages of one list show the cluster at the same ``resource_version``.
+    """Some objects of a list, still encoded. All pages of one list show the cluster at the same ``resource_version``.
 
-    ``continue_token`` asks for the next page; it is empty on the last one.
+    ``continue_token`` asks for the next page; it is empty on the last one. Objects are decoded when they are asked for:
+    decoded ones take several times the memory of their JSON. What decodes them raises ``UndecodableError`` for an item
+    that is no object.
     """
 
-    items: list[Object]
+    kind: Kind
+    encoded: tuple[msgspec.Raw, ...]
     resource_version: str
     continue_token: str
 
@@ -47,6 +50,45 @@ class Page:
     def last(self) -> bool:
         """Whether the list ends with this page."""
         return not self.continue_token
+
+    @property
+    def items(self) -> list[Object]:
+        """All objects, decoded anew by each call."""
+        return [self._decoded(each) for each in self.encoded]
+
+    def batches(self, size_bytes: int) -> Iterator[tuple[tuple[Object, ...], bool]]:
+        """The objects in batches, each with whether it is the page's last one; of no objects there is an empty one.
+
+        A batch has at most ``size_bytes`` of JSON, or one object. It is decoded when it is asked for.
+        """
+        batch: list[msgspec.Raw] = []
+        batch_bytes = 0
+        for each in self.encoded:
+            each_bytes = len(memoryview(each))
+            if batch and batch_bytes + each_bytes > size_bytes:
+                yield tuple(map(self._decoded, batch)), False
+                batch, batch_bytes = [], 0
+            batch.append(each)
+            batch_bytes += each_bytes
+        yield tuple(map(self._decoded, batch)), True
+
+    def versions(self) -> Iterator[tuple[Key, int]]:
+        """Address and resourceVersion of each object; nothing else of it is decoded."""
+        for each in self.encoded:
+            try:
+                metadata = _VERSION_ONLY.decode(each).metadata
+                version = int(metadata.resource_version)
+            except (ValueError, msgspec.DecodeError) as error:
+                raise UndecodableError(_NO_LIST, kind=self.kind) from error
+            yield Key(metadata.namespace, metadata.name), version
+
+    def _decoded(self, encoded: msgspec.Raw) -> Object:
+        """One item. Those of built-in lists come without ``apiVersion`` and ``kind``; here every object has them."""
+        try:
+            item: Object = msgspec.json.decode(encoded, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UndecodableError(_NO_LIST, kind=self.kind) from error
+        return item | {"apiVersion": self.kind.api_version, "kind": self.kind.kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +112,26 @@ class _Line(msgspec.Struct):
 
 class _MetadataOnly(msgspec.Struct):
     metadata: dict[str, Any]
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    name: str
+    resource_version: str
+    namespace: str = ""
+
+
+class _VersionOnly(msgspec.Struct):
+    metadata: _Version
+
+
+class _ListMetadata(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_token": "continue"}):
+    resource_version: str
+    continue_token: str = ""
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None
 
 
 class _Cause(msgspec.Struct):
@@ -98,6 +160,10 @@ class _Status(msgspec.Struct):
 _STATUS: Final = msgspec.json.Decoder(_Status)
 _LINE: Final = msgspec.json.Decoder(_Line)
 _METADATA_ONLY: Final = msgspec.json.Decoder(_MetadataOnly)
+_VERSION_ONLY: Final = msgspec.json.Decoder(_VersionOnly)
+_PAGE: Final = msgspec.json.Decoder(_Page)
+
+_NO_LIST: Final = "the API server's answer is no list"
 
 
 def object_in(body: bytes, kind: Kind, key: Key | None) -> Object:
@@ -109,19 +175,12 @@ def object_in(body: bytes, kind: Kind, key: Key | None) -> Object:
 
 
 def page_in(body: bytes, kind: Kind) -> Page:
-    """The page in a response. Raises ``UndecodableError`` when it is not one.
-
-    Items of built-in lists come without ``apiVersion`` and ``kind``; here every object has them.
-    """
-    decoded = _decoded(body, kind, None)
+    """The page in a response. Raises ``UndecodableError`` when it is not one."""
     try:
-        items: list[Object] = decoded["items"] or []
-        for item in items:
-            item["apiVersion"], item["kind"] = kind.api_version, kind.kind
-        metadata = decoded["metadata"]
-        return Page(items, metadata["resourceVersion"], metadata.get("continue", ""))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UndecodableError("the API server's answer is no list", kind=kind) from error
+        page = _PAGE.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UndecodableError(_NO_LIST, kind=kind) from error
+    return Page(kind, tuple(page.items or ()), page.metadata.resource_version, page.metadata.continue_token)
 
 
 def watch_event(line: bytes, kind: Kind) -> WatchEvent:

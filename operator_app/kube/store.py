@@ -9,12 +9,14 @@ Guarantees
   a live read shows is stored.
 * Every change is returned once: a caller that gets ``False`` or nothing has nothing to do.
 * Small: objects of one kind are much alike, so each is stored as its compressed difference from the first one of its
-  kind (a preset dictionary, RFC 1950 section 2.2) and decompressed when it is read.
+  kind (a preset dictionary, RFC 1950 section 2.2) and decompressed when it is read. Of some kinds
+  only what the operator reads is stored.
 
 Assumption: resourceVersions of one kind are integers that grow with every write. The API conventions promise that
 order since Kubernetes 1.35 (KEP-5504), and etcd has always provided it.
 """
 
+import lzma
 import zlib
 from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
@@ -36,13 +38,54 @@ TOMBSTONES: Final = 4096
 """This many deletions of one kind are kept until the watch delivers them; beyond that, the oldest is discarded."""
 
 
+_LARGE_BYTES: Final = 65_536
+"""Compressed text above this is compressed again, by an algorithm whose window is the whole text."""
+
+_SLICE_BYTES: Final = 16_384
+_FAR_MAGIC: Final = b"\xfd7zXZ\x00"
+_FAR_FILTERS: Final = ({"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**20},)
+
+
 def version_of(obj: Object) -> int:
     """The object's resourceVersion as a number."""
     return int(obj["metadata"]["resourceVersion"])
 
 
+Keep = Callable[[Object], Object]
+"""What of an object is stored: a new object, or the same one. Its metadata must have all that identifies it."""
+
+
 Index = Callable[[Object], Hashable | None]
 """The value that an object is looked up by besides its address; ``None``: it is not indexed."""
+
+
+def _compressed(text: bytes, dictionary: bytes) -> bytes:
+    """``text`` compressed with ``dictionary``, or without it where that takes less for a large text."""
+    compressor = zlib.compressobj(level=_LEVEL, zdict=dictionary)
+    near = compressor.compress(text) + compressor.flush()
+    return near if len(near) <= _LARGE_BYTES else _compressed_far(text) or near
+
+
+def _compressed_far(text: bytes) -> bytes | None:
+    """``text`` compressed so that repetitions at any distance count; ``None`` if it takes more than ``_LARGE_BYTES``.
+
+    The routes of a large Envoy configuration repeat at distances beyond the window of zlib. Text that does not repeat
+    is given up after a part of it, since this takes ten times as long as zlib.
+    """
+    compressor = lzma.LZMACompressor(format=lzma.FORMAT_XZ, check=lzma.CHECK_NONE, filters=_FAR_FILTERS)
+    parts: list[bytes] = []
+    for begin in range(0, len(text), _SLICE_BYTES):
+        parts.append(compressor.compress(text[begin : begin + _SLICE_BYTES]))
+        if sum(map(len, parts)) > _LARGE_BYTES:
+            return None
+    return b"".join((*parts, compressor.flush()))
+
+
+def _decompressed(compressed: bytes, dictionary: bytes) -> bytes:
+    if compressed.startswith(_FAR_MAGIC):
+        return lzma.decompress(compressed, format=lzma.FORMAT_XZ)
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS, dictionary)
+    return decompressor.decompress(compressed) + decompressor.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +157,7 @@ class _KindStore:
     """
 
     index: Index
+    keep: Keep | None = None
     objects: dict[Key, _Stored] = field(default_factory=dict)
     by_index: dict[Hashable, set[Key]] = field(default_factory=dict)
     dictionary: bytes = b""
@@ -182,8 +226,7 @@ class _KindStore:
         stored = self.objects.get(key)
         if stored is None:
             return None
-        decompressor = zlib.decompressobj(zlib.MAX_WBITS, self.dictionary)
-        obj: Object = msgspec.json.decode(decompressor.decompress(stored.compressed) + decompressor.flush())
+        obj: Object = msgspec.json.decode(_decompressed(stored.compressed, self.dictionary))
         return obj
 
     def put(self, obj: Object) -> bool:
@@ -194,12 +237,11 @@ class _KindStore:
             return False
         self.remove(key)
         self.tombstones.pop(key, None)
-        text = msgspec.json.encode(obj)
+        text = msgspec.json.encode(obj if self.keep is None else self.keep(obj))
         if not self.dictionary:
             self.dictionary = text[-_WINDOW_BYTES:]
-        compressor = zlib.compressobj(level=_LEVEL, zdict=self.dictionary)
         value = self.index(obj)
-        self.objects[key] = _Stored(version, value, compressor.compress(text) + compressor.flush())
+        self.objects[key] = _Stored(version, value, _compressed(text, self.dictionary))
         if value is not None:
             self.by_index.setdefault(value, set()).add(key)
         return True
@@ -268,13 +310,14 @@ class _KindStore:
 
 
 class Store:
-    """The latest known objects. ``indexes`` names the kinds to keep, and the index of each.
+    """The latest known objects. ``indexes`` names the kinds to keep, and the index of each; ``kept`` what is stored.
 
     Not safe for threads; no method waits. Each kind is filled by its own watches and by the operator's own writes.
     """
 
-    def __init__(self, indexes: Mapping[Kind, Index]) -> None:
-        self._kinds = {kind: _KindStore(index) for kind, index in indexes.items()}
+    def __init__(self, indexes: Mapping[Kind, Index], kept: Mapping[Kind, Keep] | None = None) -> None:
+        kept = kept or {}
+        self._kinds = {kind: _KindStore(index, kept.get(kind)) for kind, index in indexes.items()}
 
     def is_synced(self, kind: Kind, namespace: str | None) -> bool:
         """Whether a kind has been listed completely at least once, in ``namespace`` or in all of them."""

@@ -23,6 +23,10 @@ QUIET_S: Final = 90.0
 """A healthy watch may be silent for this long: bookmarks come about every 60 s, from a busy server later."""
 
 
+BATCH_BYTES: Final = 65_536
+"""Objects of a list are decoded and delivered in batches of so many bytes of JSON, and other tasks run in between."""
+
+
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
     """The time limits and pauses of a watch, in seconds.
@@ -147,8 +151,8 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
 
     Guarantees: the deltas are a list (``Listed`` pages) followed by the changes since, any number of times; an object
     that was deleted without a ``Deleted`` is missing from the next list. The first ``Listed`` with ``last`` means that
-    the kind is synced. ``sink`` is called for one page or one event at a time, and other tasks run in between. No
-    failure ends this function, not even a kind that is not served yet or that is forbidden: each one is passed to
+    the kind is synced. ``sink`` is called for a part of a page or one event at a time, and other tasks run in between.
+    No failure ends this function, not even a kind that is not served yet or that is forbidden: each one is passed to
     ``on_error`` and followed by a pause, see ``WatchTimes``. When cancelled, it closes its connection.
 
     ``rand`` returns numbers in [0, 1). What ``sink`` raises is not caught.
@@ -182,15 +186,16 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
 async def _list(
     cluster: Cluster, kind: Kind, namespace: str | None, labels: str | None, sink: Callable[[Delta], None]
 ) -> Complete | Failed:
-    """Deliver one list, page by page."""
+    """Deliver one list, batch by batch."""
     first, version = True, ""
     try:
         async with aclosing(cluster.list(kind, namespace=namespace, labels=labels)) as pages:
             async for page in pages:
                 version = page.resource_version
-                sink(Listed(kind, namespace, tuple(page.items), version, first=first, last=page.last))
-                first = False
-                await anyio.lowlevel.checkpoint()
+                for objects, is_end in page.batches(BATCH_BYTES):
+                    sink(Listed(kind, namespace, objects, version, first=first, last=page.last and is_end))
+                    first = False
+                    await anyio.lowlevel.checkpoint()
     except OperatorError as error:
         return Failed(error)
     return Complete(version)

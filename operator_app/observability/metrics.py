@@ -4,6 +4,8 @@ What the numbers mean for a proxy belongs in its status, not here.
 """
 
 from collections.abc import Iterable
+from heapq import nlargest
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -20,6 +22,9 @@ class Backlog(NamedTuple):
     tenant: str
     depth: int
     oldest_s: float
+
+
+_depth = attrgetter("depth")
 
 
 class Metrics:
@@ -131,12 +136,12 @@ class Metrics:
 
     def show_backlogs(self, backlogs: Iterable[Backlog]) -> None:
         """Export the ``TENANT_LABELS`` deepest backlogs one by one, and all others as one series."""
-        deepest = sorted(backlogs, key=lambda each: each.depth, reverse=True)
-        shown, others = deepest[:TENANT_LABELS], deepest[TENANT_LABELS:]
-        if others:
-            shown.append(
-                Backlog(OTHER_TENANTS, sum(each.depth for each in others), max(each.oldest_s for each in others))
-            )
+        backlogs = tuple(backlogs)
+        shown = nlargest(TENANT_LABELS, backlogs, key=_depth)
+        if len(backlogs) > TENANT_LABELS:
+            own = {each.tenant for each in shown}
+            oldest_s = max(each.oldest_s for each in backlogs if each.tenant not in own)
+            shown.append(Backlog(OTHER_TENANTS, sum(map(_depth, backlogs)) - sum(map(_depth, shown)), oldest_s))
         for each in shown:
             self.tenant_depth.labels(each.tenant).set(each.depth)
             self.tenant_oldest.labels(each.tenant).set(each.oldest_s)

@@ -7,13 +7,13 @@ cluster, or a reconcile is still in progress; in the last case it is gone in the
 live proxy is left to the operator: ``fix`` removes only what provably belongs to a deleted one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-import anyio.lowlevel
+import anyio
 
 from operator_app.api.kinds import (
     ENVOY_PROXY,
@@ -30,14 +30,15 @@ from operator_app.api.records import RecordState
 from operator_app.errors import OperatorError, TerminalError, TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
+from operator_app.kube.turns import Turns
 from operator_app.registration.claims import owner_uid
 from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry, Name, proxy_of
 from operator_app.registration.registrar import CALL_TIMEOUT_S, Registries
 from operator_app.registration.registry import OutsideRecord, Registry
 
 _OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
-_BATCH: Final = 200
-"""Objects that are read from the store before other tasks may run."""
+_BATCH_BYTES: Final = 65_536
+"""Objects of a list that are decoded at the same time, in bytes of JSON."""
 
 
 class FindingKind(StrEnum):
@@ -171,21 +172,22 @@ async def survey(
     EnvoyProxies are listed last: a UID that was found in a record before and is not among them has been deleted, since
     UIDs are never reused. Raises the API server's errors.
     """
-    entries = [LedgerEntry(each) for each in await _listed(cluster, PROXY_REGISTRATION, namespace, _OURS)]
-    claims = await _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS)
-    scopes = namespaces or (None,)
-    live = [each for scope in scopes for each in await _listed(cluster, ENVOY_PROXY, scope, None)]
-    proxies = {each["metadata"]["uid"]: key_of(each) for each in live}
+    entries = [_entry(each) async for each in _listed(cluster, PROXY_REGISTRATION, namespace, _OURS)]
+    claims = [_identity(each) async for each in _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS)]
+    proxies: dict[str, Key] = {}
+    for scope in namespaces or (None,):
+        async for each in _listed(cluster, ENVOY_PROXY, scope, None):
+            proxies[each["metadata"]["uid"]] = key_of(each)
     return Survey(proxies, entries, claims, outside, namespaces)
 
 
 async def survey_of(
     store: Store, outside: Mapping[str, Sequence[OutsideRecord]], *, namespaces: Sequence[str] = ()
 ) -> Survey:
-    """The same from the store of a running operator, without a request."""
-    entries = [LedgerEntry(each) for each in await _stored(store, PROXY_REGISTRATION)]
-    claims = await _stored(store, HOSTNAME_CLAIM)
-    proxies = {each["metadata"]["uid"]: key_of(each) for each in await _stored(store, ENVOY_PROXY)}
+    """The same from the store of a running operator, without a request; other tasks run in between."""
+    entries = [_entry(each) async for each in _stored(store, PROXY_REGISTRATION)]
+    claims = [_identity(each) async for each in _stored(store, HOSTNAME_CLAIM)]
+    proxies = {each["metadata"]["uid"]: key_of(each) async for each in _stored(store, ENVOY_PROXY)}
     return Survey(proxies, entries, claims, outside, namespaces)
 
 
@@ -213,7 +215,7 @@ async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, nam
             await registries.outside[name.registry].deregister(finding.uid, name.hostname)
     is_removed = await cluster.delete(kind, key, uid=found["metadata"]["uid"])
     if kind == PROXY_REGISTRATION:
-        for claim in await _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS):
+        async for claim in _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS):
             if owner_uid(claim) == finding.uid:
                 await cluster.delete(HOSTNAME_CLAIM, key_of(claim), uid=claim["metadata"]["uid"])
     return is_removed
@@ -228,17 +230,29 @@ def table(found: Sequence[Finding]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-async def _listed(cluster: Cluster, kind: Kind, namespace: str | None, labels: str | None) -> list[Object]:
+async def _listed(cluster: Cluster, kind: Kind, namespace: str | None, labels: str | None) -> AsyncIterator[Object]:
     async with aclosing(cluster.list(kind, namespace=namespace, labels=labels)) as pages:
-        return [each async for page in pages for each in page.items]
+        async for page in pages:
+            for objects, _ in page.batches(_BATCH_BYTES):
+                for each in objects:
+                    yield each
 
 
-async def _stored(store: Store, kind: Kind) -> list[Object]:
-    found = []
-    for number, key in enumerate(store.keys(kind)):
+async def _stored(store: Store, kind: Kind) -> AsyncIterator[Object]:
+    turns = Turns()
+    for key in store.keys(kind):
         obj = store.get(kind, key)
         if obj is not None:
-            found.append(obj)
-        if number % _BATCH == 0:
-            await anyio.lowlevel.checkpoint()
-    return found
+            yield obj
+        await turns.end_if_due()
+
+
+def _entry(registration: Object) -> LedgerEntry:
+    """The entry of a ProxyRegistration without what no audit reads, most of all its managedFields."""
+    spec = {name: value for name, value in registration["spec"].items() if name not in ("address", "ports")}
+    return LedgerEntry({"spec": spec})
+
+
+def _identity(claim: Object) -> Object:
+    """A HostnameClaim's name and the proxy that it is for."""
+    return {"metadata": {"name": claim["metadata"]["name"]}, "spec": {"proxy": claim["spec"]["proxy"]}}

@@ -184,7 +184,7 @@ KUBECONFIG={place.kubeconfig}
 Next:
   export KUBECONFIG={place.kubeconfig}
   kubectl apply -f manifests/samples/checkout.yaml
-  kubectl get eproxy -n team-a --watch
+  kubectl get envoyproxies.edge.operator-app.dev -n team-a --watch
   kubectl explain envoyproxy.spec.listeners
 {_way_in(place)}
 Logs: {place.directory}

@@ -1,5 +1,6 @@
 """One round: what is sent and in which order, what one trouble does not keep from being done, what is told."""
 
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from copy import deepcopy
@@ -11,6 +12,7 @@ import anyio
 import httpx2
 import pytest
 
+from operator_app import reconcile
 from operator_app.api.kinds import (
     CHILD_KINDS,
     CONFIG_MAP,
@@ -176,6 +178,26 @@ def condition(api: ScriptedApi, type_: str) -> Object:
     """A condition of the one status that was written."""
     found: list[Object] = api.body("apply EnvoyProxy/status")["status"]["conditions"]
     return next(each for each in found if each["type"] == type_)
+
+
+@pytest.mark.parametrize("routes", [1, 64], ids=["small", "large"])
+async def test_a_large_spec_is_rendered_beside_the_event_loop(
+    routes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spec above ``LARGE_SPEC_BYTES`` is parsed and rendered in another thread, a smaller one on the loop."""
+    route = {"match": {"pathPrefix": f"/{'p' * 500}"}, "backend": "app"}
+    proxy = held_proxy({"listeners": [{"name": "http", "port": 80, "routes": [route] * routes}]})
+    rendered_on: list[int] = []
+
+    def rendered(*args: Any, **kwargs: Any) -> dict[Kind, Object]:
+        rendered_on.append(threading.get_ident())
+        return children(*args, **kwargs)
+
+    monkeypatch.setattr(reconcile, "children", rendered)
+    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
+    async with rounds(api, tmp_path, *family(proxy)) as own:
+        await own.reconciler.reconcile(KEY)
+    assert [each == threading.get_ident() for each in rendered_on] == [routes == 1]
 
 
 # --- the way -------------------------------------------------------------------------------------------------------

@@ -326,4 +326,8 @@ def kubectl_waits(control_plane: ControlPlane, namespace: str, condition: str) -
     if shutil.which("kubectl") is None:
         return
     command = ["kubectl", f"--kubeconfig={control_plane.kubeconfig}", "--namespace", namespace]
-    subprocess.run([*command, "wait", "eproxy/web", f"--for={condition}", "--timeout=5s"], check=True, timeout=20)
+    subprocess.run(
+        [*command, "wait", "envoyproxies.edge.operator-app.dev/web", f"--for={condition}", "--timeout=5s"],
+        check=True,
+        timeout=20,
+    )

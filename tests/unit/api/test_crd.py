@@ -134,13 +134,10 @@ def test_list_maps() -> None:
 
 
 def test_defaults() -> None:
-    """The schema has exactly these defaults."""
+    """The schema has exactly these defaults, and none inside a list."""
     defaults = {path: node["default"] for path, node in nodes(schema_of(ENVOY_PROXY_CRD)) if "default" in node}
     assert defaults == {
         ".spec.replicas": 1,
-        ".spec.listeners[].protocol": "HTTP",
-        ".spec.backends[].connectTimeout": "5s",
-        ".spec.backends[].endpoints[].weight": 1,
         ".spec.service": {"type": "ClusterIP"},
         ".spec.service.type": "ClusterIP",
         ".spec.deletionPolicy": "Delete",
@@ -175,8 +172,8 @@ def test_names_and_subresources_of_envoy_proxy() -> None:
         "listKind": "EnvoyProxyList",
         "plural": "envoyproxies",
         "singular": "envoyproxy",
-        "shortNames": ["eproxy"],
-        "categories": ["all", "edge"],
+        "shortNames": ["edgeproxy"],
+        "categories": ["edge"],
     }
     assert version["name"] == "v1alpha1"
     assert version["subresources"] == {
@@ -231,6 +228,23 @@ def test_a_sample_is_accepted(name: str) -> None:
 
 def test_defaulting_keeps_every_written_value() -> None:
     """Defaulting adds absent fields only; every written value is kept."""
-    stored = defaulted(schema_of(ENVOY_PROXY_CRD)["properties"]["spec"], proxy()["spec"])
-    assert parse_spec({"spec": stored}) == parse_spec(proxy())
-    assert stored["backends"][1] == proxy()["spec"]["backends"][1] | {"connectTimeout": "5s"}
+    declared = {name: value for name, value in proxy()["spec"].items() if name not in ("paused", "replicas")}
+    stored = defaulted(schema_of(ENVOY_PROXY_CRD)["properties"]["spec"], declared)
+    assert stored == declared | {"paused": False, "replicas": 1}
+
+
+def test_a_default_inside_a_list_is_the_models_and_is_described() -> None:
+    """What an item of a list leaves out has the value that `kubectl explain` names."""
+    spec = parse_spec({"spec": {"listeners": [LISTENER], "backends": [BACKEND]}})
+    backend, listener = spec.backends[0], spec.listeners[0]
+    defaults = {
+        ".spec.listeners[].protocol": listener.protocol.value,
+        ".spec.backends[].connectTimeout": backend.connect_timeout,
+        ".spec.backends[].endpoints[].weight": backend.endpoints[0].weight,
+    }
+    described = {path: node.get("description", "") for path, node in nodes(schema_of(ENVOY_PROXY_CRD))}
+    assert all(described[path].endswith(f"Left out: {default}.") for path, default in defaults.items())
+
+
+LISTENER = {"name": "http", "port": 80, "routes": [{"backend": "app"}]}
+BACKEND = {"name": "app", "endpoints": [{"host": "app.team-a.svc", "port": 8080}]}

@@ -1,5 +1,7 @@
 """Scopes: what is watched for the served namespaces, and when each of them is synced."""
 
+import pytest
+
 from operator_app.api.kinds import (
     CONFIG_MAP,
     ENVOY_PROXY,
@@ -8,9 +10,11 @@ from operator_app.api.kinds import (
     NAMESPACE,
     PROXY_REGISTRATION,
     Kind,
+    Object,
+    key_of,
 )
-from operator_app.controller.scopes import INDEXES, MANAGED_BY_US, Scopes
-from operator_app.kube.deltas import Listed
+from operator_app.controller.scopes import INDEXES, KEPT, MANAGED_BY_US, Scopes
+from operator_app.kube.deltas import Changed, Listed
 from operator_app.kube.store import Store
 
 
@@ -48,22 +52,93 @@ def test_a_namespace_is_synced_once_every_kind_is_listed_for_it() -> None:
     store, scopes = scopes_of("a", "b")
     for kind in (HOSTNAME_CLAIM, PROXY_REGISTRATION):
         listed(store, kind, "edge-system")
+        assert scopes.newly_synced("edge-system") == ()
     local = [kind for kind, scope in scopes if scope["namespace"] == "a"]
     for kind in local[:-1]:
         listed(store, kind, "a")
-        assert scopes.newly_synced() == ()
+        assert scopes.newly_synced("a") == ()
     assert not scopes.is_any_synced
     listed(store, local[-1], "a")
-    assert scopes.newly_synced() == ("a",)
-    assert scopes.newly_synced() == ()
+    assert scopes.newly_synced("a") == ("a",)
+    assert scopes.newly_synced("a") == ()
     assert (scopes.is_synced("a"), scopes.is_synced("b"), scopes.is_any_synced) == (True, False, True)
 
 
-def test_a_synced_cluster_has_every_namespace_synced() -> None:
-    """Without chosen namespaces the whole cluster is synced at once."""
-    store, scopes = scopes_of()
+@pytest.mark.parametrize("own", ["edge-system", "a"], ids=["apart", "among the served"])
+def test_the_records_may_be_listed_last(own: str) -> None:
+    """The list of the records, in the operator's own namespace, can be what makes all served namespaces synced."""
+    store = Store(INDEXES)
+    scopes = Scopes(store, namespace=own, namespaces=("a", "b"))
+    records = (HOSTNAME_CLAIM, PROXY_REGISTRATION)
     for kind, scope in scopes:
-        assert scopes.newly_synced() == ()
+        if kind not in records:
+            listed(store, kind, scope["namespace"])
+            assert scopes.newly_synced(scope["namespace"]) == ()
+    listed(store, records[0], own)
+    assert scopes.newly_synced(own) == ()
+    listed(store, records[1], own)
+    assert set(scopes.newly_synced(own)) == {"a", "b"}
+
+
+def test_a_synced_cluster_has_every_namespace_synced() -> None:
+    """Without chosen namespaces the whole cluster is synced at once, whichever list comes last."""
+    store, scopes = scopes_of()
+    newly: list[str | None] = []
+    for kind, scope in scopes:
+        assert not newly
+        assert not scopes.is_any_synced
         listed(store, kind, scope["namespace"])
-    assert scopes.newly_synced() == (None,)
+        newly += scopes.newly_synced(scope["namespace"])
+    assert newly == [None]
     assert scopes.is_synced("any")
+
+
+def test_the_work_at_a_start_is_linear_in_the_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With twice the namespaces, the lists of a start ask the store at most about twice as often what is synced."""
+
+    def asked(count: int) -> int:
+        calls = 0
+        store, scopes = scopes_of(*(f"n{number}" for number in range(count)))
+        original = store.is_synced
+
+        def counted(kind: Kind, namespace: str | None) -> bool:
+            nonlocal calls
+            calls += 1
+            return original(kind, namespace)
+
+        monkeypatch.setattr(store, "is_synced", counted)
+        for kind, scope in scopes:
+            listed(store, kind, scope["namespace"])
+            scopes.newly_synced(scope["namespace"])
+        return calls
+
+    assert asked(200) < 2.2 * asked(100)
+
+
+def test_of_a_proxy_everything_but_labels_and_annotations_is_kept() -> None:
+    """What a schema can't bound and no reconcile reads takes no memory; field owners and finalizers stay."""
+    metadata = {"name": "web", "namespace": "a", "resourceVersion": "5", "finalizers": ["x"], "managedFields": [{}]}
+    noise = {"labels": {"a": "b"}, "annotations": {"a": "b" * 1000}}
+    assert stored(ENVOY_PROXY, {"metadata": metadata | noise, "spec": {"replicas": 1}}) == {
+        "metadata": metadata,
+        "spec": {"replicas": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"), [("EnvoyProxy", {"data": {"envoy.json": "{}"}}), ("Other", {}), (None, {})], ids=str
+)
+def test_of_a_config_map_only_the_configuration_of_a_proxy_is_kept(kind: str | None, kept: Object) -> None:
+    """Keys that others add, and all data of a ConfigMap that only carries the operator's label, take no memory."""
+    metadata: Object = {"name": "web-envoy", "namespace": "a", "resourceVersion": "5"}
+    if kind is not None:
+        metadata["ownerReferences"] = [{"kind": kind, "uid": "u", "controller": True}]
+    noise = {"data": {"envoy.json": "{}", "more": "x"}, "binaryData": {"b": "eA=="}}
+    assert stored(CONFIG_MAP, {"metadata": metadata} | noise) == {"metadata": metadata} | kept
+
+
+def stored(kind: Kind, obj: Object) -> Object | None:
+    """What the store of an operator has of an object."""
+    store = Store(INDEXES, KEPT)
+    store.apply_delta(Changed(kind, obj))
+    return store.get(kind, key_of(obj))

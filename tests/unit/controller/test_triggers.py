@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import anyio
 import pytest
 
 from operator_app.api.kinds import (
@@ -54,7 +55,7 @@ class World:
         """Let every kind be listed, and nothing be there."""
         for kind, scope in self.scopes:
             self.triggers.apply_delta(Listed(kind, scope["namespace"], (), "5", first=True, last=True))
-        assert self.scopes.newly_synced() == (None,)
+        assert self.scopes.newly_synced(None) == (None,)
 
     def change(self, kind: Kind, obj: Object) -> list[tuple[Key, str, Priority]]:
         """Deliver a change, and return what it enqueues, in the order of the keys."""
@@ -156,3 +157,35 @@ async def test_an_acquired_shard_enqueues_its_proxies_and_what_records_still_nam
         ("new", Priority.USER),
         ("web", Priority.RESYNC),
     ]
+
+
+async def test_a_synced_namespace_enqueues_its_proxies_where_the_shard_is_held(world: World) -> None:
+    """Namespaces that become synced together share one walk over the known proxies, and other shards are left out."""
+    world.elsewhere.add("team-c")
+    for namespace in ("team-a", "team-b", "team-c", "team-d"):
+        world.change(ENVOY_PROXY, proxy(Key(namespace, "web")))
+    world.enqueued.clear()
+    walks = 0
+    known = world.triggers.known_proxies
+
+    def counted() -> set[Key]:
+        nonlocal walks
+        walks += 1
+        return known()
+
+    world.triggers.known_proxies = counted  # type: ignore[method-assign]
+    async with anyio.create_task_group() as tasks:
+        for namespace in ("team-a", "team-b", "team-c"):
+            tasks.start_soon(world.triggers.enqueue_synced, namespace)
+    assert sorted(key.namespace for key, *_ in world.enqueued) == ["team-a", "team-b"]
+    assert walks <= 2
+
+
+async def test_a_resync_enqueues_every_known_proxy_of_the_shards_held(world: World) -> None:
+    """It yields exactly the proxies that it has enqueued."""
+    world.elsewhere.add("team-b")
+    for namespace in ("team-a", "team-b"):
+        world.change(ENVOY_PROXY, proxy(Key(namespace, "web")))
+    world.enqueued.clear()
+    assert [key async for key in world.triggers.enqueue_resync()] == [WEB]
+    assert world.enqueued == [(WEB, "team-a", Priority.RESYNC)]

@@ -48,6 +48,19 @@ def spec(listeners: list[JsonObject], backends: list[JsonObject] | None = None) 
     return EnvoyProxySpec.model_validate({"listeners": listeners, "backends": backends})
 
 
+def unchecked(listeners: Iterable[JsonObject]) -> EnvoyProxySpec:
+    """A spec of valid listeners that together are beyond the bounds of a spec: as stored under older rules."""
+    base = spec([http()])
+    return base.model_copy(
+        update={"listeners": tuple(Listener.model_construct(**_members(each)) for each in listeners)}
+    )
+
+
+def _members(listener: JsonObject) -> JsonObject:
+    routes = tuple(Route.model_validate(each) for each in listener["routes"])
+    return listener | {"routes": routes, "protocol": Protocol.HTTP, "target_port": None}
+
+
 def http(*routes: JsonObject, name: str = "http", port: int = 8080) -> JsonObject:
     """An HTTP listener."""
     return {"name": name, "port": port, "routes": list(routes) or [{"backend": "app"}]}

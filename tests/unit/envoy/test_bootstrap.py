@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from operator_app.api.models import ADMIN_PORT, EnvoyProxySpec, Listener, Route, RouteMatch
 from operator_app.envoy import bootstrap
+from operator_app.envoy.listeners import virtual_hosts_bytes
 from operator_app.errors import TerminalError
 from tests.unit.envoy import cases
 from tests.unit.envoy.parts import last_filter
@@ -94,19 +95,55 @@ def test_the_largest_spec_fits_into_a_config_map() -> None:
     assert text.count("\n") == 1
 
 
-def test_a_configuration_that_is_too_large_is_a_terminal_error() -> None:
-    """A text above ``MAX_BYTES`` raises an error with a reason and advice before any write is sent."""
+def too_many_hosts() -> EnvoyProxySpec:
+    """Every list of routes and hosts full, with different hosts of 190 characters: about 3 MB."""
     hosts = [f"{'h' * 60}.{'d' * 60}.{'e' * 60}.h{n}" for n in range(cases.bound(RouteMatch, "hosts"))]
     routes = [
         {"backend": "app", "match": {"hosts": [f"r{n}.{host}" for host in hosts]}}
         for n in range(cases.bound(Listener, "routes"))
     ]
-    listeners = [
-        cases.http(*routes, name=f"l{n}", port=8000 + n) for n in range(cases.bound(EnvoyProxySpec, "listeners"))
-    ]
+    return cases.unchecked(cases.http(*routes, name=f"l{n}", port=8000 + n) for n in range(16))
+
+
+def wildcards_times_routes(routes: int, hosts: int) -> EnvoyProxySpec:
+    """Routes for every host, with paths of 200 characters, beside hosts with a route of their own each."""
+    shared = [{"backend": "app", "match": {"pathPrefix": f"/{n:0199}"}} for n in range(routes)]
+    own = [{"backend": "app", "match": {"hosts": [f"h{n}.example.com"], "pathPrefix": f"/{n}"}} for n in range(hosts)]
+    return cases.unchecked([cases.http(*shared, *own)])
+
+
+@pytest.mark.parametrize("spec", [too_many_hosts(), wildcards_times_routes(32, 250)], ids=["hosts", "wildcards"])
+def test_a_configuration_that_is_too_large_is_refused_before_it_is_built(
+    spec: EnvoyProxySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A configuration above ``MAX_BYTES`` raises an error with a reason and advice, and no listener of it is built."""
+    monkeypatch.setattr(bootstrap, "listener", lambda _: pytest.fail("a listener was built"))
     with pytest.raises(TerminalError, match="declare fewer routes") as caught:
-        bootstrap.render(bootstrap.bootstrap(cases.spec(listeners)))
+        bootstrap.bootstrap(spec)
     assert caught.value.reason == "ConfigurationTooLarge"
+
+
+def test_a_text_that_is_too_large_is_a_terminal_error() -> None:
+    """What is below the bound in its virtual hosts and above it as a whole is refused as well."""
+    with pytest.raises(TerminalError, match="declare fewer routes") as caught:
+        bootstrap.render({"clusters": "x" * bootstrap.MAX_BYTES})
+    assert caught.value.reason == "ConfigurationTooLarge"
+
+
+@given(route_lists())
+def test_the_size_of_virtual_hosts_is_known_before_they_are_built(routes: tuple[Route, ...]) -> None:
+    """The computed size is exactly that of the virtual hosts as compact JSON."""
+    (listener,) = _spec_of(routes).listeners
+    built = last_filter(bootstrap.bootstrap(_spec_of(routes)), "listener/http")["route_config"]["virtual_hosts"]
+    assert virtual_hosts_bytes(listener) == len(json.dumps(built, separators=(",", ":")))
+
+
+def test_a_route_that_hosts_share_is_built_once() -> None:
+    """The virtual hosts of 250 hosts contain one and the same object of a route for every host."""
+    spec = wildcards_times_routes(1, 250)
+    hosts = last_filter(bootstrap.bootstrap(spec), "listener/http")["route_config"]["virtual_hosts"]
+    assert len(hosts) == 251
+    assert len({id(each["routes"][-1]) for each in hosts}) == 1
 
 
 def test_admin_interface_is_on_loopback_only() -> None:

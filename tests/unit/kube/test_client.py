@@ -13,7 +13,7 @@ import anyio.abc
 import httpx2
 import pytest
 
-from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, NAMESPACE, Key, Object
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, LEASE, NAMESPACE, Key, Object
 from operator_app.errors import (
     Cause,
     ConflictError,
@@ -26,7 +26,7 @@ from operator_app.errors import (
     TransientError,
     UndecodableError,
 )
-from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
+from operator_app.kube.client import MAX_PAGE_BYTES, PAGES_AT_ONCE, REQUEST_EXTENSION, Cluster, Request
 from operator_app.kube.responses import WatchEvent
 from tests.unit.kube.scripted_client import kubeconfig_in
 
@@ -461,6 +461,93 @@ async def test_a_list_walks_its_pages(kubeconfig: Path) -> None:
         {"labelSelector": "a=b", "limit": "1", "continue": "token"},
     ]
     assert {request.url.path for request in server.requests} == {"/apis/apps/v1/deployments"}
+
+
+class Weights:
+    """A server whose list has objects of these sizes in bytes; it records each page that was asked for."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+        self.asked: list[tuple[int, int]] = []
+        self.delivered_bytes: list[int] = []
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        """A page, in pieces as a connection delivers them."""
+        begin, limit = int(request.url.params.get("continue", 0)), int(request.url.params["limit"])
+        self.asked.append((begin, limit))
+        end = min(begin + limit, len(self.sizes))
+        items = [
+            {"metadata": {"name": f"n{n}", "resourceVersion": "1"}, "x": "x" * self.sizes[n]} for n in range(begin, end)
+        ]
+        more = "" if end == len(self.sizes) else str(end)
+        body = json.dumps({"metadata": {"resourceVersion": "9", "continue": more}, "items": items}).encode()
+        self.delivered_bytes.append(len(body))
+        return httpx2.Response(200, stream=Stream(*(body[at : at + 65_536] for at in range(0, len(body), 65_536))))
+
+
+async def pages_of(kubeconfig: Path, weights: Weights) -> list[list[str]]:
+    """The names on each page of a list."""
+    async with Scripted(weights).connected(kubeconfig) as cluster:
+        return [[item["metadata"]["name"] for item in page.items] async for page in cluster.list(CONFIG_MAP)]
+
+
+async def test_pages_grow_to_what_they_are_to_weigh(kubeconfig: Path) -> None:
+    """Small objects come in ever larger pages of at most 500; each object comes once, in order."""
+    weights = Weights(*[1_000] * 1_200)
+    pages = await pages_of(kubeconfig, weights)
+    assert [name for page in pages for name in page] == [f"n{n}" for n in range(1_200)]
+    assert [limit for _, limit in weights.asked] == [50, 200, 500, 500]
+
+
+async def test_a_page_of_large_objects_is_abandoned_and_asked_for_again(kubeconfig: Path) -> None:
+    """After many small objects come large ones: no page above the bound is kept, and every object comes once."""
+    weights = Weights(*[100] * 250, *[900_000] * 6, *[100] * 10)
+    pages = await pages_of(kubeconfig, weights)
+    assert [name for page in pages for name in page] == [f"n{n}" for n in range(266)]
+    kept = {begin: delivered for (begin, _), delivered in zip(weights.asked, weights.delivered_bytes, strict=True)}
+    assert max(kept.values()) <= MAX_PAGE_BYTES
+    assert max(weights.delivered_bytes) > MAX_PAGE_BYTES, "nothing was abandoned"
+
+
+async def test_one_object_is_taken_whatever_it_weighs(kubeconfig: Path) -> None:
+    """A page of one object is never abandoned, or the list would never end."""
+    assert await pages_of(kubeconfig, Weights(3 * MAX_PAGE_BYTES, 10)) == [["n0"], ["n1"]]
+
+
+async def test_a_list_waits_until_another_has_handed_its_page_on(kubeconfig: Path) -> None:
+    """At most ``PAGES_AT_ONCE`` pages exist; Leases don't wait, or a burst of lists would cost the shards."""
+    weights = Weights(*[10] * 200)
+    async with Scripted(weights).connected(kubeconfig) as cluster:
+        lists = [cluster.list(CONFIG_MAP) for _ in range(PAGES_AT_ONCE)]
+        for each in lists:
+            await anext(each)
+        waiting = cluster.list(CONFIG_MAP)
+        with anyio.move_on_after(0) as tried:
+            await anext(waiting)
+        assert tried.cancelled_caught
+        assert (await anext(cluster.list(LEASE))).items
+        for each in lists:
+            await each.aclose()
+        assert (await anext(cluster.list(CONFIG_MAP))).items
+
+
+async def test_an_item_that_is_no_object_is_undecodable(kubeconfig: Path) -> None:
+    """Items are decoded when they are asked for, and one that is no object is an error then."""
+    body = {"metadata": {"resourceVersion": "9"}, "items": [{"metadata": {"name": "a", "resourceVersion": "1"}}, 5]}
+    async with answering(200, body).connected(kubeconfig) as cluster:
+        (page,) = [page async for page in cluster.list(CONFIG_MAP)]
+    for read in (lambda: page.items, lambda: list(page.batches(1)), lambda: list(page.versions())):
+        with pytest.raises(UndecodableError):
+            read()
+
+
+async def test_a_page_is_decoded_in_batches(kubeconfig: Path) -> None:
+    """A batch has at most so many bytes, or one object; the last one is marked; addresses need no decoding."""
+    async with Scripted(Weights(10, 10, 5_000, 10)).connected(kubeconfig) as cluster:
+        (page,) = [page async for page in cluster.list(CONFIG_MAP)]
+    found = [([obj["metadata"]["name"] for obj in objects], is_end) for objects, is_end in page.batches(200)]
+    assert found == [(["n0", "n1"], False), (["n2"], False), (["n3"], True)]
+    assert list(page.versions()) == [(Key("", f"n{n}"), 1) for n in range(4)]
 
 
 async def test_a_list_with_a_version_has_no_limit(kubeconfig: Path) -> None:

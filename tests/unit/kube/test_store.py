@@ -2,6 +2,8 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from random import Random
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -442,3 +444,29 @@ class Deliveries(RuleBasedStateMachine):
 
 TestDeliveries = Deliveries.TestCase
 TestDeliveries.settings = settings(deadline=None, stateful_step_count=40)
+
+
+def large(number: int, text: str) -> Object:
+    """A ConfigMap with that text."""
+    metadata = {"namespace": "a", "name": f"n{number}", "resourceVersion": str(number)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"envoy.json": text}}
+
+
+@pytest.mark.parametrize("repeats", [1, 12])
+def test_a_large_object_is_returned_as_it_was(repeats: int) -> None:
+    """Whichever way a text of up to a megabyte is compressed, the same object comes back."""
+    chance = Random(1)  # noqa: S311 - a fixed text
+    text = "".join(chance.choices(ascii_lowercase, k=1_000_000 // repeats)) * repeats
+    store = Store({CONFIG_MAP: lambda _: None})
+    for number in (1, 2):
+        store.apply_delta(Changed(CONFIG_MAP, large(number, text)))
+        assert store.get(CONFIG_MAP, Key("a", f"n{number}")) == large(number, text)
+
+
+def test_what_repeats_beyond_the_window_of_zlib_is_stored_once() -> None:
+    """Envoy's configuration repeats long routes for each host, at distances that the window of zlib doesn't reach."""
+    text = "".join(Random(1).choices(ascii_lowercase, k=60_000))  # noqa: S311 - a fixed text
+    store = Store({CONFIG_MAP: lambda _: None})
+    store.apply_delta(Changed(CONFIG_MAP, large(1, text * 16)))
+    stored = store._kinds[CONFIG_MAP].objects[Key("a", "n1")]
+    assert len(stored.compressed) < 60_000
