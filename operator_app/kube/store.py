@@ -38,8 +38,11 @@ TOMBSTONES: Final = 4096
 """This many deletions of one kind are kept until the watch delivers them; beyond that, the oldest is discarded."""
 
 
-_LARGE_BYTES: Final = 65_536
-"""Compressed text above this is compressed again, by an algorithm whose window is the whole text."""
+_LARGE_BYTES: Final = 262_144
+"""Text of more bytes is compressed by an algorithm whose window is the whole text, if that takes little."""
+
+_FAR_BYTES: Final = 65_536
+"""What that algorithm may make of a text before it is given up."""
 
 _SLICE_BYTES: Final = 16_384
 _FAR_MAGIC: Final = b"\xfd7zXZ\x00"
@@ -60,14 +63,16 @@ Index = Callable[[Object], Hashable | None]
 
 
 def _compressed(text: bytes, dictionary: bytes) -> bytes:
-    """``text`` compressed with ``dictionary``, or without it where that takes less for a large text."""
+    """``text`` compressed with ``dictionary``, or without it where it is large and repeats at long distances."""
+    far = _compressed_far(text) if len(text) > _LARGE_BYTES else None
+    if far is not None:
+        return far
     compressor = zlib.compressobj(level=_LEVEL, zdict=dictionary)
-    near = compressor.compress(text) + compressor.flush()
-    return near if len(near) <= _LARGE_BYTES else _compressed_far(text) or near
+    return compressor.compress(text) + compressor.flush()
 
 
 def _compressed_far(text: bytes) -> bytes | None:
-    """``text`` compressed so that repetitions at any distance count; ``None`` if it takes more than ``_LARGE_BYTES``.
+    """``text`` compressed so that repetitions at any distance count; ``None`` if it takes more than ``_FAR_BYTES``.
 
     The routes of a large Envoy configuration repeat at distances beyond the window of zlib. Text that does not repeat
     is given up after a part of it, since this takes ten times as long as zlib.
@@ -76,7 +81,7 @@ def _compressed_far(text: bytes) -> bytes | None:
     parts: list[bytes] = []
     for begin in range(0, len(text), _SLICE_BYTES):
         parts.append(compressor.compress(text[begin : begin + _SLICE_BYTES]))
-        if sum(map(len, parts)) > _LARGE_BYTES:
+        if sum(map(len, parts)) > _FAR_BYTES:
             return None
     return b"".join((*parts, compressor.flush()))
 
