@@ -22,6 +22,7 @@ from operator_app.errors import (
     InvalidError,
     NotFoundError,
     OperatorError,
+    PolicyError,
     ThrottledError,
     TransientError,
     UndecodableError,
@@ -232,7 +233,12 @@ SHAPES: list[tuple[bytes, dict[str, str]]] = [
 async def test_every_refusal_in_every_shape_is_an_operator_error(
     kubeconfig: Path, code: int, expected: type[OperatorError], body: bytes, headers: dict[str, str]
 ) -> None:
-    """The status code decides the class, whatever the body is or claims to be, for plain requests and for watches."""
+    """The status code decides the class, whatever the body is or claims to be, for plain requests and for watches.
+
+    A Status without details is an admission webhook's: the API server's own refusals name a kind or a field.
+    """
+    if code in {400, 403, 422} and b'"message":"m"' in body:
+        expected = PolicyError
     server = Scripted(lambda _: httpx2.Response(code, content=body, headers=headers))
     async with server.connected(kubeconfig) as cluster:
         with pytest.raises(OperatorError) as refused:
@@ -663,7 +669,13 @@ async def test_a_bookmark_is_its_metadata(kubeconfig: Path) -> None:
             TransientError,
         ),
         ((json.dumps({"type": "ERROR", "object": {}}).encode() + b"\n",), TransientError),
-        ((json.dumps({"type": "ERROR", "object": status_body(403, "Forbidden")}).encode() + b"\n",), ForbiddenError),
+        (
+            (
+                json.dumps({"type": "ERROR", "object": status_body(403, "Forbidden", kind="configmaps")}).encode()
+                + b"\n",
+            ),
+            ForbiddenError,
+        ),
         ((httpx2.ReadError(""),), TransientError),
         ((ssl.SSLError(1, "[SSL] bad record mac"),), TransientError),
         ((httpx2.RemoteProtocolError("incomplete chunked read"),), TransientError),

@@ -168,7 +168,8 @@ def stream(*pieces: bytes | None) -> httpx2.Response:
 def refusal(code: int, **headers: str) -> httpx2.Response:
     """A refusal with a Status."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx2.Response(code, json={"kind": "Status", "code": code, "message": "m"}, headers=sent)
+    body = {"kind": "Status", "code": code, "message": "m", "details": {"kind": "configmaps"}}
+    return httpx2.Response(code, json=body, headers=sent)
 
 
 GONE_IN_STREAM = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": 410}}).encode() + b"\n"
