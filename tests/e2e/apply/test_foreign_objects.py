@@ -108,7 +108,9 @@ def test_a_stranger_is_left_byte_for_byte_and_named(
 
     for kind, key in proxies.items():
         assert admin.get(kind, child_key(key)) == foreign[kind]
-        writes = sorted((each.resource, each.code) for each in writes_to_children(audit, key, mark))
+        answers = sorted((each.resource, each.code) for each in writes_to_children(audit, key, mark))
+        assert answers.count((kind.plural, 409)) <= 1, "a create that met it is not sent again"
+        writes = [each for each in answers if each != (kind.plural, 409)]
         others = [each for each in CHILD_KINDS if each != kind and (kind, each) != (CONFIG_MAP, DEPLOYMENT)]
         assert writes == sorted((each.plural, 201) for each in others), (
             "the others are created, and the foreign object is not written"

@@ -55,7 +55,7 @@ SELECTION: Final = (
     (FIRST, FaultKind.LOST_ANSWER, Point("apply", "Deployment")),
     (FIRST, FaultKind.DELAY, Point("apply", "ProxyRegistration")),
     (FIRST, FaultKind.CONFLICT, Point("apply", "EnvoyProxy")),
-    (FIRST, FaultKind.THROTTLED, Point("get", "Service")),
+    (FIRST, FaultKind.THROTTLED, Point("apply", "Service")),
     (FIRST, FaultKind.UNAVAILABLE, Point("apply", "EnvoyProxy", "status")),
     (EDIT, FaultKind.LOST_ANSWER, Point("apply", "EnvoyProxy", "status")),
     (EDIT, FaultKind.CONFLICT, Point("apply", "Deployment")),

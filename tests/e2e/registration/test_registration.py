@@ -30,7 +30,7 @@ from tests.e2e.controlplane import AuditLog
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.outside import FLAGS, NAME, TIMEOUT_S, FileRegistry, Outside
+from tests.e2e.outside import FLAGS, NAME, FileRegistry, Outside
 from tests.e2e.proxies import (
     OPERATOR_USER,
     a_proxy,
@@ -353,10 +353,11 @@ def test_a_registry_that_hangs_does_not_block_the_only_worker_of_a_tenant(
     for key in keys:
         admin.delete(ENVOY_PROXY, key)
     wait_until(lambda: len(outside.calls(namespace)) > calls, what="the first removal")
-    begun = time.monotonic()
     admin.create(ENVOY_PROXY, named(namespace, "another", None))
     wait_reconciled(admin, Key(namespace, "another"))
-    assert time.monotonic() - begun < 2 * TIMEOUT_S
+    # The call under way, and at most one that probes whether the registry is back: counted, since time says how busy
+    # the machine is.
+    assert len(outside.calls(namespace)) - calls <= 2
     for key in keys:
         admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "DeregistrationFailed"))
     assert len(outside.calls(namespace)) - calls < len(keys)
