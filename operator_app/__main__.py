@@ -6,6 +6,7 @@ Errors are one sentence on standard error and a non-zero exit: 2 for what the us
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -21,6 +22,7 @@ from operator_app.errors import ConfigurationError, OperatorError, TerminalError
 from operator_app.explain import explain
 from operator_app.kube.client import Cluster
 from operator_app.observability.logs import configure_logging
+from operator_app.preflight import read_cluster_uid
 from operator_app.registration.audit import Finding, findings, fix, outside_entries, survey, table
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
@@ -140,7 +142,7 @@ async def _audited(settings: Settings, is_fixing: bool) -> int:  # noqa: FBT001 
     """Print the findings, remove with ``is_fixing`` what may be removed, and return the exit code."""
     async with (
         Cluster.connect(kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER) as cluster,
-        open_registries(settings) as registries,
+        open_registries(settings, partial(read_cluster_uid, cluster)) as registries,
     ):
         # The registries first: a record of no proxy that exists afterwards belongs to a deleted proxy.
         outside, failed = await outside_entries(registries)

@@ -36,6 +36,7 @@ from operator_app.registration.registrar import CALL_TIMEOUT_S, Registries
 from operator_app.registration.registry import OutsideRecord, Registry
 
 _OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
+_NOWHERE: Final = Key("", "")
 _BATCH: Final = 200
 """Objects that are read from the store before other tasks may run."""
 
@@ -58,14 +59,17 @@ FIXABLE: Final = frozenset(
 """Findings about deleted proxies. The others are left to the operator, or to people."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One discrepancy. ``name`` is a hostname, or the name of an object in the operator's namespace."""
+    """One discrepancy. ``name`` is a hostname, or the name of an object in the operator's namespace.
+
+    ``proxy`` is ``None`` where only a record outside knows of the proxy, and does not tell its name.
+    """
 
     kind: FindingKind
     registry: str
     name: str
-    proxy: Key
+    proxy: Key | None
     uid: str
 
 
@@ -99,7 +103,10 @@ def findings(survey: Survey) -> tuple[Finding, ...]:
         if uid not in survey.proxies and uid not in entries:
             name = claim["metadata"]["name"]
             found.append(Finding(FindingKind.CLAIM_WITHOUT_PROXY, IN_CLUSTER, name, proxy_of(claim), uid))
-    return tuple(sorted(each for each in found if not survey.namespaces or each.proxy.namespace in survey.namespaces))
+    # A UID that is known outside only may be of a namespace that was not listed.
+    served = survey.namespaces
+    audited = (each for each in found if not served or (each.proxy or _NOWHERE).namespace in served)
+    return tuple(sorted(audited, key=lambda each: (each.kind, each.registry, each.name, each.uid)))
 
 
 def _of_entries(survey: Survey) -> list[Finding]:
@@ -128,7 +135,8 @@ def _of_outside(survey: Survey, entries: Mapping[str, LedgerEntry]) -> list[Find
             if entry is None or Name(registry, record.name) not in entry.names:
                 is_live = record.uid in survey.proxies
                 kind = FindingKind.WRONG_OWNER if is_live else FindingKind.RECORD_WITHOUT_PROXY
-                found.append(Finding(kind, registry, record.name, record.proxy, record.uid))
+                proxy = survey.proxies.get(record.uid) or (entry.proxy if entry is not None else record.proxy)
+                found.append(Finding(kind, registry, record.name, proxy, record.uid))
     return found
 
 
@@ -194,8 +202,7 @@ async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, nam
 
     The proxy is read from the API server once more before. Raises the registry's and the API server's errors.
     """
-    live = await cluster.get(ENVOY_PROXY, finding.proxy)
-    if finding.kind not in FIXABLE or (live is not None and live["metadata"]["uid"] == finding.uid):
+    if finding.kind not in FIXABLE or await _is_live(cluster, finding):
         return False
     if finding.registry != IN_CLUSTER:
         await registries.outside[finding.registry].deregister(finding.uid, finding.name)
@@ -210,7 +217,9 @@ async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, nam
             unknown = registries.unknown(name.registry)
             if unknown is not None:
                 raise TerminalError(unknown.reason, unknown.message, kind=kind, key=key)
-            await registries.outside[name.registry].deregister(finding.uid, name.hostname)
+            ours = registries.installation
+            former = frozenset() if ours is None else ours.former(LedgerEntry(found).installations)
+            await registries.outside[name.registry].deregister(finding.uid, name.hostname, former=former)
     is_removed = await cluster.delete(kind, key, uid=found["metadata"]["uid"])
     if kind == PROXY_REGISTRATION:
         for claim in await _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS):
@@ -222,10 +231,19 @@ async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, nam
 def table(found: Sequence[Finding]) -> str:
     """The findings as text: a header, then one line each, in aligned columns."""
     rows = [("FINDING", "REGISTRY", "NAME", "PROXY", "UID")]
-    rows += [(each.kind.value, each.registry, each.name, str(each.proxy), each.uid) for each in found]
+    rows += [(each.kind.value, each.registry, each.name, str(each.proxy or "-"), each.uid) for each in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "".join(f"{line}\n" for line in lines)
+
+
+async def _is_live(cluster: Cluster, finding: Finding) -> bool:
+    """Whether the proxy of a finding exists now. Where its name is not known, all proxies are listed."""
+    if finding.proxy is not None:
+        live = await cluster.get(ENVOY_PROXY, finding.proxy)
+        return live is not None and bool(live["metadata"]["uid"] == finding.uid)
+    listed = await _listed(cluster, ENVOY_PROXY, None, None)
+    return any(each["metadata"]["uid"] == finding.uid for each in listed)
 
 
 async def _listed(cluster: Cluster, kind: Kind, namespace: str | None, labels: str | None) -> list[Object]:

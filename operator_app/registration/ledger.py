@@ -22,6 +22,7 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.preconditions import identity, pinned_version
 from operator_app.kube.store import Store
+from operator_app.registration.identity import Installation
 from operator_app.registration.registry import Record, Registration
 from operator_app.results import Outcome, Problem
 
@@ -81,6 +82,11 @@ class LedgerEntry:
         return self.retiring if self.published is None else self.retiring | {self.published}
 
     @property
+    def installations(self) -> tuple[str, ...]:
+        """The installations that the records of these names may carry, the latest last."""
+        return tuple(self.object["spec"].get("installations") or ())
+
+    @property
     def is_confirmed(self) -> bool:
         """Whether the registry has confirmed exactly this generation of the entry."""
         confirmed = (self.object.get("status") or {}).get("confirmedGeneration")
@@ -99,7 +105,10 @@ class LedgerWrite:
 
 
 class Ledger:
-    """Reads and writes entries. ``on_write`` is called for every write, ``sink`` for every entry deleted here."""
+    """Reads and writes entries. ``on_write`` is called for every write, ``sink`` for every entry deleted here.
+
+    ``installation`` is the one that registers outside; ``None`` where nothing is outside.
+    """
 
     def __init__(
         self,
@@ -108,6 +117,7 @@ class Ledger:
         store: Store,
         *,
         namespace: str,
+        installation: Installation | None = None,
         on_write: Callable[[Kind, Outcome], None],
         sink: Callable[[Deleted], object],
     ) -> None:
@@ -115,6 +125,7 @@ class Ledger:
         self._cluster = cluster
         self._store = store
         self._namespace = namespace
+        self._installation = installation
         self._on_write = on_write
         self._sink = sink
 
@@ -128,13 +139,16 @@ class Ledger:
         live = self._store.get(PROXY_REGISTRATION, key) or await self._cluster.get(PROXY_REGISTRATION, key)
         return None if live is None or LedgerEntry(live).uid != uid else LedgerEntry(live)
 
-    async def write(self, record: Record, registry: str, *, removed: frozenset[Name] = frozenset()) -> LedgerWrite:
+    async def write(
+        self, record: Record, registry: str, *, removed: frozenset[Name] = frozenset(), is_migrated: bool = False
+    ) -> LedgerWrite:
         """Bring the entry to ``record`` in one apply; every other name that it had stays in it as retiring.
 
-        ``removed`` are names whose removal outside is confirmed. Raises ``ConflictError`` when the stored entry lists
-        names that the store's copy does not: no write ever loses a name.
+        ``removed`` are names whose removal outside is confirmed. Installations that the entry had stay in it as well,
+        unless it ``is_migrated``: all records that are left outside are confirmed to carry the present one. Raises
+        ``ConflictError`` when the stored entry lists names that the store's copy does not: no write ever loses a name.
         """
-        desired = self._desired(record, registry, removed)
+        desired = self._desired(record, registry, removed, is_migrated=is_migrated)
         check = _check(record, LedgerEntry(desired).names | removed)
         plan = await self._applier.plan(PROXY_REGISTRATION, desired, check, ask_server=False)
         result = await self._applier.execute(plan, check)
@@ -202,7 +216,7 @@ class Ledger:
     def _key(self, uid: str) -> Key:
         return Key(self._namespace, f"proxy-{uid}")
 
-    def _desired(self, record: Record, registry: str, removed: frozenset[Name]) -> Object:
+    def _desired(self, record: Record, registry: str, removed: frozenset[Name], *, is_migrated: bool = False) -> Object:
         key = self._key(record.uid)
         spec: Object = {
             "proxy": {"namespace": record.proxy.namespace, "name": record.proxy.name, "uid": record.uid},
@@ -223,7 +237,27 @@ class Ledger:
         retiring = listed - {LedgerEntry(desired).published} - removed
         if retiring:
             spec["retiring"] = [each._asdict() for each in sorted(retiring)]
+        if LedgerEntry(desired).names:
+            before = () if known is None or is_migrated else LedgerEntry(known).installations
+            present = () if self._installation is None else (str(self._installation),)
+            installations = [*(each for each in before if each not in present), *present]
+            if installations:
+                spec["installations"] = installations
         return desired
+
+    def is_migrated(self, entry: LedgerEntry) -> bool:
+        """Whether the entry names no installation but the present one."""
+        return set(entry.installations) <= {str(self._installation)}
+
+    def is_of_another_cluster(self, entry: LedgerEntry) -> bool:
+        """Whether the entry was written in other clusters only: it was restored from a backup of one, or copied."""
+        named = tuple(filter(None, map(Installation.parsed, entry.installations)))
+        ours = self._installation
+        return ours is not None and bool(named) and not any(map(ours.is_same_cluster, named))
+
+    def former(self, entry: LedgerEntry) -> frozenset[Installation]:
+        """The installations that this one was before its id was changed, if the records may carry them."""
+        return frozenset() if self._installation is None else self._installation.former(entry.installations)
 
 
 def proxy_of(obj: Object) -> Key:

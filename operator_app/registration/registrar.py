@@ -35,6 +35,7 @@ from operator_app.errors import (
 from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker, CircuitOpenError
 from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
+from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import IN_CLUSTER, Ledger, LedgerEntry, Name
 from operator_app.registration.registry import Comparison, Record, Registration, Registry
 from operator_app.results import Outcome, Problem
@@ -55,10 +56,14 @@ RETIRING_LIMIT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """The outside registries by name, and the one for proxies that name none. ``in-cluster`` always exists."""
+    """The outside registries by name, and the one for proxies that name none. ``in-cluster`` always exists.
+
+    ``installation`` is the one whose records are written; it is ``None`` only where there is no outside registry.
+    """
 
     outside: Mapping[str, Registry]
     default: str = IN_CLUSTER
+    installation: Installation | None = None
 
     def unknown(self, name: str) -> Problem | None:
         """The problem with a registry's name that is not configured; ``None`` for a known one."""
@@ -136,17 +141,22 @@ class Registrar:
     async def deregister(self, proxy: Key, uid: str) -> None:
         """Remove records, entry and claims of the proxy with this UID; when this returns, the removal is confirmed.
 
-        Of an orphaned entry (``deletionPolicy: Orphan``) only the retiring names are removed. Raises the registry's and
-        the API server's errors; the records that could be removed before that are removed.
+        Of an orphaned entry (``deletionPolicy: Orphan``) only the retiring names are removed. What an entry names that
+        another cluster wrote is left to that cluster. Raises the registry's and the API server's errors; the records
+        that could be removed before that are removed.
         """
         self._backoff.forget(uid)
         entry = await self._ledger.find(uid)
-        if entry is not None and entry.state is RecordState.ORPHANED:
-            await self._remove_records(uid, entry.retiring)
+        if entry is not None and self._ledger.is_of_another_cluster(entry):
+            names = [each._asdict() for each in sorted(entry.names)]
+            log.warning("records_left_to_another_cluster", proxy=str(proxy), uid=uid, names=names)
+            await self._ledger.delete(entry)
+        elif entry is not None and entry.state is RecordState.ORPHANED:
+            await self._remove_records(entry, entry.retiring)
             await self._ledger.remove_retired(entry)
             return
-        if entry is not None:
-            await self._remove_records(uid, entry.names)
+        elif entry is not None:
+            await self._remove_records(entry, entry.names)
             await self._ledger.delete(entry)
         await self._claims.release(proxy, uid)
 
@@ -162,10 +172,11 @@ class Registrar:
         """UIDs of previous incarnations of ``proxy`` of which a record or a claim has yet to be removed.
 
         ``live_uid`` is that of the present incarnation, if there is one. An orphaned entry counts only while it has
-        retiring names.
+        retiring names, or where it was restored from another cluster.
         """
         entries = self._ledger.entries_of(proxy)
-        orphaned = {each.uid for each in entries if each.state is RecordState.ORPHANED}
+        ours = [each for each in entries if not self._ledger.is_of_another_cluster(each)]
+        orphaned = {each.uid for each in ours if each.state is RecordState.ORPHANED}
         pending = {each.uid for each in entries if each.uid not in orphaned or each.retiring}
         return tuple(sorted((pending | (self._claims.owner_uids(proxy) - orphaned)) - {live_uid}))
 
@@ -197,9 +208,9 @@ class Registrar:
         wanted = Name(registry, record.hostname or "")
         entry = next((each for each in self._ledger.entries_of(record.proxy) if each.uid == record.uid), None)
         retiring = frozenset() if entry is None else entry.retiring - {wanted}
-        if len(retiring) < RETIRING_LIMIT:
+        if entry is None or len(retiring) < RETIRING_LIMIT:
             return frozenset()
-        await self._remove_records(record.uid, retiring)
+        await self._remove_records(entry, retiring)
         return retiring
 
     async def _sync_registry(
@@ -210,7 +221,8 @@ class Registrar:
         A failure of the registry starts a pause of this record and is returned as a problem.
         """
         published = Registration(Outcome.UNCHANGED)
-        if entry.retiring or not self._is_up_to_date(entry) or is_resync:
+        is_finished = not entry.retiring and self._ledger.is_migrated(entry)
+        if not is_finished or not self._is_up_to_date(entry) or is_resync:
             pause = self._backoff.pause(record, now_mono=self._mono())
             if pause is not None:
                 return pause
@@ -219,8 +231,10 @@ class Registrar:
                 await self._ledger.unconfirm(entry)
             if not are_retired_removed:
                 return published
-        if entry.retiring:
-            entry = (await self._ledger.write(record, registry, removed=entry.retiring)).entry or entry
+        if not is_finished:
+            is_migrated = published.problem is None
+            written = await self._ledger.write(record, registry, removed=entry.retiring, is_migrated=is_migrated)
+            entry = written.entry or entry
         await self._claims.release(record.proxy, record.uid, keep=record.hostname)
         if published.problem is None and not self._is_up_to_date(entry):
             await self._ledger.confirm(entry)
@@ -239,7 +253,7 @@ class Registrar:
         """
         try:
             published = await self._register_outside(entry, record, is_resync=is_resync)
-            await self._remove_records(record.uid, entry.retiring)
+            await self._remove_records(entry, entry.retiring)
         except CircuitOpenError as error:
             problem = Problem("RegistryError", str(error))
             return self._backoff.defer(record, problem, now_mono=self._mono(), open_s=error.open_s), False
@@ -260,6 +274,7 @@ class Registrar:
         name = entry.published
         if name is None or (entry.is_confirmed and not (is_resync and await self._has_drifted(name, record))):
             return Registration(Outcome.UNCHANGED)
+        record = replace(record, former=self._ledger.former(entry))
         published = await self._call(name.registry, lambda outside: outside.register(record))
         if published.requeue_after_s is None:
             return published
@@ -279,8 +294,9 @@ class Registrar:
             log.warning("record_drifted", proxy=str(record.proxy), registry=name.registry, comparison=comparison.value)
         return comparison is not Comparison.MATCHING
 
-    async def _remove_records(self, uid: str, names: Iterable[Name]) -> None:
+    async def _remove_records(self, entry: LedgerEntry, names: Iterable[Name]) -> None:
         """Remove the records of all ``names`` that can be removed, then raise the first error, if there was one."""
+        uid, former = entry.uid, self._ledger.former(entry)
         first_error: OperatorError | None = None
         for name in sorted(names):
             try:
@@ -288,15 +304,15 @@ class Registrar:
                 if unknown is not None:
                     message = f"{name.hostname} may still be published, and {unknown.message}"
                     raise TerminalError(unknown.reason, message)
-                outcome = await self._deregister_outside(uid, name)
+                outcome = await self._deregister_outside(uid, name, former)
                 log.info("record_removed", uid=uid, **name._asdict(), outcome=outcome.value)
             except OperatorError as error:
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
 
-    async def _deregister_outside(self, uid: str, name: Name) -> Outcome:
-        return await self._call(name.registry, lambda outside: outside.deregister(uid, name.hostname))
+    async def _deregister_outside(self, uid: str, name: Name, former: frozenset[Installation]) -> Outcome:
+        return await self._call(name.registry, lambda outside: outside.deregister(uid, name.hostname, former=former))
 
     async def _call(self, registry: str, call: Callable[[Registry], Awaitable[T]]) -> T:
         """Call an outside registry through its circuit breaker, which a failure opens.

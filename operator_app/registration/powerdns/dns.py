@@ -10,8 +10,8 @@ from enum import StrEnum
 from ipaddress import ip_address
 from typing import Final, Self
 
-from operator_app.api.kinds import Key
 from operator_app.errors import InvalidError, TerminalError
+from operator_app.registration.identity import Installation
 
 OWNER_LABEL: Final = "_edge-owner"
 """The ownership record of ``shop.example.com`` is a TXT record at ``_edge-owner.shop.example.com``.
@@ -28,9 +28,9 @@ MAX_HOSTNAME_LENGTH: Final = MAX_NAME_LENGTH - len(OWNER_LABEL) - 1
 _HOST: Final = re.compile(r"(?=.{1,253}\Z)([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?[.])*[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _OWNERSHIP: Final = re.compile(
     r'"heritage=operator-app" '
-    r'"operator=(?P<operator>[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)" '
+    r'"cluster=(?P<cluster>[0-9a-f]{32})" '
+    r'"installation=(?P<installation>[0-9a-f]{32})" '
     r'"uid=(?P<uid>[A-Za-z0-9-]{1,128})" '
-    r'"proxy=(?P<namespace>[a-z0-9-]{1,63})/(?P<name>[a-z0-9.-]{1,127})" '
     r'"generation=(?P<generation>0|[1-9][0-9]{0,18})"'
 )
 
@@ -126,25 +126,24 @@ def _target_at(place: Place, address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Who wrote the records of a hostname: which operator, for which EnvoyProxy, from which of its generations."""
+    """Who wrote the records of a hostname: which installation, for which EnvoyProxy, from which of its generations."""
 
-    operator: str
+    installation: Installation
     uid: str
-    proxy: Key
     generation: int
 
     @property
     def content(self) -> str:
         """The content of the TXT record: five strings of the form ``key=value`` (RFC 1464, RFC 6763 section 6).
 
-        The bounds of operator, uid, namespace and name keep each string far below 255 octets (RFC 1035 section 3.3),
-        and none of their characters needs an escape.
+        Everybody can read it, so it has no name of a cluster, namespace or proxy. The bounds of its parts keep each
+        string far below 255 octets (RFC 1035 section 3.3), and none of their characters needs an escape.
         """
         attributes = (
             "heritage=operator-app",
-            f"operator={self.operator}",
+            f"cluster={self.installation.cluster}",
+            f"installation={self.installation.name}",
             f"uid={self.uid}",
-            f"proxy={self.proxy}",
             f"generation={self.generation}",
         )
         return " ".join(f'"{each}"' for each in attributes)
@@ -155,18 +154,18 @@ class Ownership:
         found = _OWNERSHIP.fullmatch(content)
         if found is None:
             return None
-        proxy = Key(found["namespace"], found["name"])
-        return cls(found["operator"], found["uid"], proxy, int(found["generation"]))
+        installation = Installation(found["cluster"], found["installation"])
+        return cls(installation, found["uid"], int(found["generation"]))
 
 
 def owner_of(contents: Sequence[str]) -> Ownership | None:
     """Who owns a name, by all TXT contents at its owner name; ``None`` where any of them is not an ownership record.
 
     There can be several where a server's database lets two transactions create the same record set. Then the lowest
-    operator and UID wins, and of one UID the newest generation, so every reader comes to the same result.
+    installation and UID wins, and of one UID the newest generation, so every reader comes to the same result.
     """
     parsed = [Ownership.parsed(content) for content in contents]
     valid = [each for each in parsed if each is not None]
     if not valid or len(valid) < len(parsed):
         return None
-    return min(valid, key=lambda each: (each.operator, each.uid, -each.generation))
+    return min(valid, key=lambda each: (each.installation, each.uid, -each.generation))

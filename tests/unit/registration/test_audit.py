@@ -33,7 +33,7 @@ def surveyed(
 def test_consistent_objects_give_no_findings() -> None:
     """A live proxy whose hostname is being changed, with its entry, and claims and records for both hostnames."""
     entry = an_entry(hostname="a.b", retiring=[{"registry": "dns", "hostname": "c.d"}])
-    records = (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "c.d"))
+    records = (OutsideRecord("one", "a.b", PROXY), OutsideRecord("one", "c.d", PROXY))
     claims = (a_claim("a.b", "one"), a_claim("c.d", "one"))
     assert surveyed(entry, live={"one": PROXY}, claims=claims, outside={"dns": records}) == []
 
@@ -48,14 +48,14 @@ def test_consistent_objects_give_no_findings() -> None:
         ),
         (surveyed(an_entry(hostname="a.b")), [(FindingKind.RECORD_WITHOUT_PROXY, IN_CLUSTER, "proxy-one")]),
         (
-            surveyed(outside={"dns": (OutsideRecord("one", PROXY, "a.b"),)}),
+            surveyed(outside={"dns": (OutsideRecord("one", "a.b", PROXY),)}),
             [(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b")],
         ),
         (
             surveyed(
                 an_entry(hostname="a.b"),
                 live={"one": PROXY},
-                outside={"dns": (OutsideRecord("one", PROXY, "a.b"), OutsideRecord("one", PROXY, "x.y"))},
+                outside={"dns": (OutsideRecord("one", "a.b", PROXY), OutsideRecord("one", "x.y", PROXY))},
             ),
             [(FindingKind.WRONG_OWNER, "dns", "x.y")],
         ),
@@ -64,7 +64,7 @@ def test_consistent_objects_give_no_findings() -> None:
             surveyed(
                 an_entry(hostname="a.b", state=RecordState.ABANDONED.value),
                 claims=(a_claim("a.b", "one"),),
-                outside={"dns": (OutsideRecord("one", PROXY, "a.b"),)},
+                outside={"dns": (OutsideRecord("one", "a.b", PROXY),)},
             ),
             [(FindingKind.REMOVAL_PENDING, IN_CLUSTER, "proxy-one")],
         ),
@@ -89,7 +89,7 @@ def test_each_discrepancy_is_one_finding(
 def test_what_was_orphaned_on_request_is_no_finding() -> None:
     """``deletionPolicy: Orphan`` keeps entry, claim and record of a deleted proxy: none of them is a finding."""
     entry = an_entry(hostname="a.b", state=RecordState.ORPHANED.value)
-    outside = {"dns": (OutsideRecord("one", PROXY, "a.b"),)}
+    outside = {"dns": (OutsideRecord("one", "a.b", PROXY),)}
     assert surveyed(entry, claims=(a_claim("a.b", "one"),), outside=outside) == []
 
 
