@@ -53,6 +53,9 @@ _NOT_WHILE_PAUSED: Final = Problem("Paused", "spec.paused is set; the record wai
 ORPHANED_RECORDS_RETRY_S: Final = 60.0
 """Seconds until an existing proxy tries again to remove the records of a previous incarnation of its name."""
 
+MAX_ADDRESSES: Final = 16
+"""Addresses of one load balancer that are registered; the ledger's entry has room for no more."""
+
 _PREREQUISITES: Final = {DEPLOYMENT: CONFIG_MAP}
 """Which child waits for which other one: a Deployment must not mount a foreign ConfigMap, nor one of another
 configuration than it declares."""
@@ -161,7 +164,7 @@ class Reconciler:
         if transient is not None and failures < PERSISTENT_AFTER:
             # One lost connection says nothing about the proxy.
             return ReconcileResult(failure=transient)
-        address = _address(proxy, results[SERVICE].live)
+        address = next(iter(_addresses(proxy, results[SERVICE].live)), None)
         written = await self._write_status(Observation(proxy, results, registration.problem, address=address))
         children_s = (each.requeue_after_s for each in results.values())
         times_s = [written.requeue_after_s, registration.requeue_after_s, *children_s]
@@ -219,8 +222,8 @@ class Reconciler:
         While the Service is not as declared, the outside record stays as it is and is only compared.
         """
         service = results[SERVICE]
-        address = _address(proxy, service.live)
-        if address is None:
+        addresses = _addresses(proxy, service.live)
+        if not addresses:
             return _unregistered(_NO_ADDRESS)
         metadata, declared = proxy["metadata"], spec.registration
         record = Record(
@@ -228,7 +231,8 @@ class Reconciler:
             generation=metadata["generation"],
             proxy=key_of(proxy),
             hostname=declared.hostname if declared else None,
-            address=address,
+            address=addresses[0],
+            more_addresses=addresses[1:],
             ports=tuple(Port(each.name, each.port, each.protocol) for each in spec.listeners),
             ttl_s=declared.ttl if declared else None,
         )
@@ -261,9 +265,8 @@ class Reconciler:
             kind: Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=refusal)
             for kind in CHILD_KINDS
         }
-        return await self._write_status(
-            Observation(proxy, children, refusal=refusal, address=_address(proxy, self._store.get(SERVICE, key)))
-        )
+        address = next(iter(_addresses(proxy, self._store.get(SERVICE, key))), None)
+        return await self._write_status(Observation(proxy, children, refusal=refusal, address=address))
 
     async def _write_status(self, observation: Observation) -> ReconcileResult:
         status = next_status(observation, now=self._now())
@@ -336,14 +339,20 @@ def _requeued(result: ReconcileResult, remaining: OperatorError) -> ReconcileRes
     return replace(result, requeue_after_s=min(each for each in times_s if each is not None))
 
 
-def _address(proxy: Object, service: Object | None) -> str | None:
-    """Where the proxy is reached by a Service of its own: what the load balancer gave, or its name in the cluster."""
+def _addresses(proxy: Object, service: Object | None) -> tuple[str, ...]:
+    """Where the proxy is reached by a Service of its own: what the load balancer gave, or its name in the cluster.
+
+    Of a load balancer, all IP addresses, IPv4 before IPv6, or else the first of its names in alphabetical order; the
+    order in which it gives them means nothing. An entry with both a name and an address counts as a name.
+    """
     if service is None or controller_uid(service) != proxy["metadata"]["uid"]:
-        return None
+        return ()
     if "deletionTimestamp" in service["metadata"]:
-        return None
+        return ()
     if service["spec"].get("type") != ServiceType.LOAD_BALANCER:
         key = key_of(service)
-        return f"{key.name}.{key.namespace}.svc"
+        return (f"{key.name}.{key.namespace}.svc",)
     given = service.get("status", {}).get("loadBalancer", {}).get("ingress", ())
-    return next((each.get("hostname") or each.get("ip") for each in given), None)
+    names = sorted(each["hostname"] for each in given if each.get("hostname"))
+    ips = {each["ip"] for each in given if each.get("ip") and not each.get("hostname")}
+    return tuple(sorted(ips, key=lambda ip: (":" in ip, ip))[:MAX_ADDRESSES]) or tuple(names[:1])

@@ -13,6 +13,10 @@ InstallationName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}[.][0-9a-f]{32}$"
 """Digests of a cluster and of an installation of the operator in it."""
 
 
+IpAddress = Annotated[str, Field(min_length=1, max_length=45)]
+"""An IPv4 or IPv6 address."""
+
+
 class ProxyReference(ApiModel):
     """Whose record this is; the UID decides, the names are for people."""
 
@@ -97,6 +101,9 @@ class ProxyRegistrationSpec(ApiModel):
 
     address: Annotated[str, Field(min_length=1, max_length=253)]
     """Where clients reach the proxy: an IP address or a DNS name."""
+
+    more_addresses: Annotated[tuple[IpAddress, ...], Field(max_length=15)] = ()
+    """Further IP addresses at which clients reach the proxy, where it has several."""
 
     ports: Annotated[tuple[RegisteredPort, ...], Field(max_length=16)]
     """The proxy's listeners."""

@@ -226,6 +226,8 @@ class Ledger:
             "address": record.address,
             "ports": [{"name": port.name, "port": port.port, "protocol": port.protocol.value} for port in record.ports],
         }
+        if record.more_addresses:
+            spec["moreAddresses"] = list(record.more_addresses)
         if record.hostname is not None:
             spec["hostname"] = record.hostname
             if record.ttl_s is not None:

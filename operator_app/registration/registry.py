@@ -29,8 +29,9 @@ class Port:
 class Record:
     """What is published about one proxy.
 
-    ``address`` is an IPv4 or IPv6 address or a DNS name; ``ttl_s`` is ``None`` where the proxy leaves it to the
-    registry. Without a ``hostname`` nothing is published, and no outside registry is called.
+    ``address`` is an IPv4 or IPv6 address or a DNS name, and ``more_addresses`` are further IP addresses, if there are
+    any; their order means nothing. ``ttl_s`` is ``None`` where the proxy leaves it to the registry. Without a
+    ``hostname`` nothing is published, and no outside registry is called.
 
     ``former`` are the installations that this one was before its id was changed, as the ledger knows: their record with
     this UID is this proxy's own, and is rewritten.
@@ -44,6 +45,12 @@ class Record:
     ports: tuple[Port, ...]
     ttl_s: int | None = None
     former: frozenset[Installation] = frozenset()
+    more_addresses: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All addresses, sorted."""
+        return tuple(sorted({self.address, *self.more_addresses}))
 
 
 class Comparison(StrEnum):

@@ -26,12 +26,14 @@ call                                   read  write  search
 ``deregister``, nothing there             2      0       0
 =====================================  ====  =====  ======
 
-``entries`` lists each configured zone as a whole, once.
+For each name between the hostname and its zone, ``observe`` and ``register`` read once more, and a first registration
+searches once more: where such a name is delegated, no resolver would find the hostname. ``entries`` lists each
+configured zone as a whole, once.
 """
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -43,12 +45,13 @@ from operator_app.errors import ConfigurationError, ConflictError, InvalidError,
 from operator_app.registration.identity import Installation
 from operator_app.registration.powerdns.client import ApiKey, Content, Delete, Edit, PowerDnsApi, RecordSet, Replace
 from operator_app.registration.powerdns.dns import (
+    CUT_TYPES,
     OWNER_LABEL,
     Address,
     AddressType,
     Ownership,
     Place,
-    address_at,
+    addresses_at,
     owner_of,
     place_of,
 )
@@ -101,7 +104,7 @@ class PowerDnsRegistry:
     """See :class:`operator_app.registration.registry.Registry`. ``installation`` is the one that writes.
 
     Raises ``TerminalError`` also for a record that can't be published: ``ZoneNotConfigured``, ``HostnameTooLong``,
-    ``AddressUnusable``.
+    ``AddressUnusable``, ``BelowZoneCut``.
     """
 
     def __init__(
@@ -115,17 +118,25 @@ class PowerDnsRegistry:
     async def observe(self, record: Record) -> Comparison:
         """See :class:`operator_app.registration.registry.Registry`."""
         wanted = self._wanted(record)
-        return wanted.comparison(await self._read(wanted.place))
+        live = await self._read(wanted.place)
+        comparison = wanted.comparison(live)
+        if comparison is Comparison.MATCHING and await self._cut(wanted.place, live) is not None:
+            return Comparison.DIFFERENT
+        return comparison
 
     async def register(self, record: Record) -> Registration:
         """See :class:`operator_app.registration.registry.Registry`."""
         wanted = self._wanted(record)
         live = await self._read(wanted.place)
         before = wanted.comparison(live)
-        if before is Comparison.MATCHING:
+        cut = await self._cut(wanted.place, live)
+        if cut is None and before is Comparison.MATCHING:
             return Registration(Outcome.UNCHANGED)
-        if before is Comparison.ABSENT and await self._has_disabled_records(wanted.place):
-            before = Comparison.FOREIGN
+        if cut is None and before is Comparison.ABSENT:
+            cut, is_occupied = await self._search(wanted.place)
+            before = Comparison.FOREIGN if is_occupied else before
+        if cut is not None:
+            raise InvalidError("BelowZoneCut", _cut_message(wanted.place, cut))
         if before in (Comparison.FOREIGN, Comparison.NEWER):
             return wanted.refusal(before, live)
         return await self._write(wanted, before)
@@ -190,15 +201,28 @@ class PowerDnsRegistry:
         at_hostname = await self._api.record_sets(place.zone, place.hostname)
         return _Live(at_hostname, await self._api.record_sets(place.zone, place.owner_name))
 
-    async def _has_disabled_records(self, place: Place) -> bool:
-        """Whether a name that looks free has disabled records: only a search shows them."""
-        return _occupied(place, await self._api.types_at(place.hostname))
+    async def _cut(self, place: Place, live: _Live) -> str | None:
+        """The name below the apex that is delegated (NS) or renamed (DNAME), so that the hostname is not served."""
+        for name in place.enclosing:
+            if any(each.type in CUT_TYPES for each in await self._api.record_sets(place.zone, name)):
+                return name
+        is_delegated = not place.is_apex and any(each.type == "NS" for each in live.at_hostname)
+        return place.hostname if is_delegated else None
+
+    async def _search(self, place: Place) -> tuple[str | None, bool]:
+        """What only a search shows of a name that looks free: a zone of its own on the server, and disabled records."""
+        for name in () if place.is_apex else place.enclosing:
+            if "SOA" in await self._api.types_at(name):
+                return name, False
+        types = await self._api.types_at(place.hostname)
+        cut = place.hostname if "SOA" in types and not place.is_apex else None
+        return cut, _occupied(place, types)
 
     def _wanted(self, record: Record) -> "_Wanted":
         place = place_of(record.hostname or "", self._zones)
         ownership = Ownership(self._installation, record.uid, record.generation)
         ttl_s = self._default_ttl_s if record.ttl_s is None else record.ttl_s
-        return _Wanted(place, address_at(place, record.address), ownership, ttl_s, record.former)
+        return _Wanted(place, addresses_at(place, record.addresses), ownership, ttl_s, record.former)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +230,7 @@ class _Wanted:
     """The pair of records that a registration publishes. ``former`` installations are owners of it as well."""
 
     place: Place
-    address: Address
+    addresses: tuple[Address, ...]
     ownership: Ownership
     ttl_s: int
     former: frozenset[Installation]
@@ -244,32 +268,52 @@ class _Wanted:
 
     def creation(self) -> list[Edit]:
         """Edits that write the pair, or nothing where either name is not free."""
-        hostname_is_alias = self.address.type is AddressType.CNAME
+        hostname_is_alias = AddressType.CNAME in self._contents
         guard = [] if self.place.is_apex else _only_if_free(self.place.hostname, is_alias_next=hostname_is_alias)
         return [*guard, *_only_if_free(self.place.owner_name), *self._pair()]
 
     def correction(self) -> list[Edit]:
         """Edits that replace the live pair. Removals come first: the server checks each edit in turn."""
-        others = [each for each in AddressType if each is not self.address.type]
+        others = [each for each in AddressType if each not in self._contents]
         return [*(Delete(self.place.hostname, each.value) for each in others), *self._pair()]
 
     def _pair(self) -> list[Edit]:
         return [
             Replace(self.place.owner_name, "TXT", self.ttl_s, (self.ownership.content,)),
-            Replace(self.place.hostname, self.address.type.value, self.ttl_s, (self.address.content,)),
+            *(Replace(self.place.hostname, each.value, self.ttl_s, self._contents[each]) for each in self._contents),
         ]
 
+    @property
+    def _contents(self) -> dict[AddressType, tuple[str, ...]]:
+        """The contents of the address records, by type."""
+        types = dict.fromkeys(each.type for each in self.addresses)
+        return {type_: tuple(each.content for each in self.addresses if each.type is type_) for type_ in types}
+
     def _is_published(self, live: _Live) -> bool:
-        match (live.ownership, live.addresses):
-            case (
-                RecordSet(ttl=owner_ttl_s, records=(Content(owner, disabled=False),)),
-                (RecordSet(type=type_, ttl=ttl_s, records=(Content(address, disabled=False),)),),
-            ):
-                has_ttl = owner_ttl_s == ttl_s == self.ttl_s
-                has_address = type_ == self.address.type and self.address.is_equal_to(address)
-                return has_ttl and has_address and owner == self.ownership.content
+        match live.ownership:
+            case RecordSet(ttl=ttl_s, records=(Content(owner, disabled=False),)):
+                is_ours = ttl_s == self.ttl_s and owner == self.ownership.content
             case _:
                 return False
+        stored = [(each.type, record) for each in live.addresses for record in each.records]
+        return (
+            is_ours
+            and all(each.ttl == self.ttl_s for each in live.addresses)
+            and not any(record.disabled for _, record in stored)
+            and len(stored) == len(self.addresses)
+            and all(_is_among(each, stored) for each in self.addresses)
+        )
+
+
+def _is_among(address: Address, stored: Iterable[tuple[str, Content]]) -> bool:
+    return any(type_ == address.type and address.is_equal_to(record.content) for type_, record in stored)
+
+
+def _cut_message(place: Place, cut: str) -> str:
+    return (
+        f"{place.hostname} would never be served: {cut} is no part of the zone {place.zone}, but delegated, renamed or "
+        "a zone of its own; choose another hostname, or have that zone configured (OPERATOR_APP_POWERDNS_ZONES)"
+    )
 
 
 def _occupied(place: Place, types: "set[str] | frozenset[str]") -> bool:

@@ -29,10 +29,13 @@ from operator_app.registration.powerdns.registry import PowerDnsRegistry, connec
 from operator_app.registration.registry import Comparison, Record, Registration
 from operator_app.results import Outcome
 from operator_app.settings import Settings
+from tests.e2e.kube import wait_until
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
 from tests.e2e.powerdns.fixture import proxy as proxy  # noqa: PLC0414
+from tests.e2e.powerdns.fixture import recursor as recursor  # noqa: PLC0414
 from tests.e2e.powerdns.fixture import zone as zone  # noqa: PLC0414
 from tests.e2e.powerdns.proxy import FaultyProxy, HttpFault
+from tests.e2e.powerdns.recursor import Recursor
 from tests.e2e.powerdns.server import PowerDns, Row, Zone
 
 pytestmark = pytest.mark.anyio
@@ -96,6 +99,11 @@ def a_record(zone: Zone, **changes: Any) -> Record:
 def installed(name: str) -> Installation:
     """The installation with this id in the cluster of the tests."""
     return Installation.of(CLUSTER, name)
+
+
+def more(record: Record, *addresses: str) -> Record:
+    """The record with these addresses."""
+    return replace(record, address=addresses[0], more_addresses=addresses[1:])
 
 
 def kind_of(address: str) -> str:
@@ -232,6 +240,85 @@ async def test_entries_lists_only_records_of_this_operator(
         await elsewhere.register(a_record(zone, uid="u4", hostname=f"fourth.{zone.name}"))
     found = {(entry.uid, entry.proxy, entry.name) async for entry in registry.entries()}
     assert found == {(each.uid, None, each.hostname) for each in (record, second)}
+
+
+async def test_a_resolver_gets_all_addresses_in_whatever_order_they_come(
+    registry: PowerDnsRegistry, recursor: Recursor, zone: Zone
+) -> None:
+    """Dual stack: A and AAAA records; another order changes nothing, one address less is one record less."""
+    foreign, record = zone.rows(), a_record(zone)
+    assert record.hostname is not None
+    both, swapped = (more(record, *each) for each in (("203.0.113.7", "2001:db8::7"), ("2001:db8::7", "203.0.113.7")))
+    assert await registry.register(both) == Registration(Outcome.CREATED)
+    assert recursor.addresses(record.hostname) == {"203.0.113.7", "2001:db8::7"}
+    serial = zone.serial
+    assert await registry.register(swapped) == Registration(Outcome.UNCHANGED)
+    assert await registry.observe(swapped) is Comparison.MATCHING
+    assert zone.serial == serial
+    assert await registry.register(more(record, "203.0.113.7", "203.0.113.8")) == Registration(Outcome.CONFIGURED)
+    wait_until(lambda: recursor.addresses(record.hostname or "") == {"203.0.113.7", "203.0.113.8"}, 20)
+    assert await remove(registry, record) is Outcome.DELETED
+    assert zone.rows() == foreign
+
+
+@pytest.mark.parametrize("cut", ["team", "eu.team", "shop.eu.team"])
+@pytest.mark.parametrize("kind", ["NS", "DNAME", "a zone on the same server"])
+async def test_a_name_that_no_resolver_finds_is_refused(
+    registry: PowerDnsRegistry, recursor: Recursor, zone: Zone, kind: str, cut: str
+) -> None:
+    """Below a delegation, a DNAME or a child zone, or at one: refused naming it, before and after it was registered."""
+    record = a_record(zone, hostname=f"shop.eu.team.{zone.name}")
+    assert record.hostname is not None
+    is_child = kind.startswith("a zone")
+    if is_child:
+        zone.server.make_zone(f"{cut}.{zone.name}")
+    else:
+        assert await registry.register(record) == Registration(Outcome.CREATED)
+        assert recursor.addresses(record.hostname) == {record.address}
+        assert await remove(registry, record) is Outcome.DELETED
+        zone.put(f"{cut}.{zone.name}", kind, "elsewhere.invalid.")
+    before = zone.rows()
+    is_taken = cut.startswith("shop") and kind == "DNAME"
+    try:
+        refused = (await registry.register(record)).problem
+        said = (refused.reason, refused.message) if refused else ("", "")
+    except InvalidError as error:
+        said = (error.reason, error.message)
+    assert said[0] == ("HostnameTaken" if is_taken else "BelowZoneCut")
+    assert is_taken or f"{cut}.{zone.name} is no part of the zone" in said[1]
+    assert zone.rows() == before
+    wait_until(lambda: not recursor.addresses(record.hostname or ""), 20)
+
+
+async def test_a_delegation_after_the_registration_is_noticed(
+    registry: PowerDnsRegistry, recursor: Recursor, zone: Zone
+) -> None:
+    """A comparison differs once the name is delegated, and registering again says why; removal works all the same."""
+    record = a_record(zone, hostname=f"shop.eu.{zone.name}")
+    assert record.hostname is not None
+    await registry.register(record)
+    zone.put(f"eu.{zone.name}", "NS", "elsewhere.invalid.")
+    delegated = zone.rows()
+    assert await registry.observe(record) is Comparison.DIFFERENT
+    with pytest.raises(InvalidError, match=f"eu.{zone.name}") as refused:
+        await registry.register(record)
+    assert refused.value.reason == "BelowZoneCut"
+    wait_until(lambda: not recursor.addresses(record.hostname or ""), 20)
+    assert await remove(registry, record) is Outcome.DELETED
+    assert zone.rows() == delegated - pair(record)
+
+
+@pytest.mark.parametrize("address", ["web-envoy.team-a.svc", "127.0.0.1", "fe80::1", "169.254.0.9", "::"])
+async def test_an_address_of_no_use_to_a_resolver_is_refused(
+    registry: PowerDnsRegistry, recursor: Recursor, zone: Zone, address: str
+) -> None:
+    """A name of one cluster, an address of one machine or link: nothing is written, and the problem says so."""
+    before, record = zone.rows(), a_record(zone, address=address)
+    with pytest.raises(InvalidError) as refused:
+        await registry.register(record)
+    assert refused.value.reason == "AddressUnusable"
+    assert zone.rows() == before
+    assert recursor.addresses(record.hostname or "") == set()
 
 
 # Who owns which names

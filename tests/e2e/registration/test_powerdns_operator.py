@@ -30,12 +30,15 @@ from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
 from tests.e2e.powerdns.fixture import proxy as proxy  # noqa: PLC0414
+from tests.e2e.powerdns.fixture import recursor as recursor  # noqa: PLC0414
 from tests.e2e.powerdns.fixture import zone as zone  # noqa: PLC0414
 from tests.e2e.powerdns.proxy import FaultyProxy, HttpFault
+from tests.e2e.powerdns.recursor import Recursor
 from tests.e2e.powerdns.server import PowerDns, Row, Zone
 from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, holds, is_refused, record_key
 
 OPERATOR_ID = "tests"
+ADDRESS = "203.0.113.7"
 TTL_S = 300
 QUIET_S = 2.5
 
@@ -66,13 +69,34 @@ def powerdns_flags(url: str, zone: Zone) -> tuple[str, ...]:
 
 
 def a_named_proxy(namespace: str, hostname: str, name: str = "web", **registration: object) -> Object:
-    """An EnvoyProxy with a hostname; keywords are further fields of its registration."""
-    return a_proxy(namespace, name, registration={"hostname": hostname, **registration})
+    """An EnvoyProxy with a hostname and a load balancer; keywords are further fields of its registration."""
+    service = {"type": "LoadBalancer"}
+    return a_proxy(namespace, name, registration={"hostname": hostname, **registration}, service=service)
+
+
+def give_addresses(admin: Kube, key: Key, *addresses: str) -> None:
+    """Give the proxy's Service these addresses, as a cluster's load balancers do; none takes them away."""
+    service = Key(key.namespace, f"{key.name}-envoy")
+    admin.wait_until(SERVICE, service, lambda each: each["spec"]["type"] == "LoadBalancer", CONVERGE_TIMEOUT_S)
+    ingress = [{"ip": each} for each in addresses]
+    admin.patch(SERVICE, service, {"status": {"loadBalancer": {"ingress": ingress}}}, subresource="status")
 
 
 def registered(admin: Kube, key: Key) -> Object:
-    """Wait until the EnvoyProxy is registered; the object."""
+    """Give the EnvoyProxy an address and wait until it is registered; the object."""
+    give_addresses(admin, key, ADDRESS)
     return admin.wait_until(ENVOY_PROXY, key, holds("Registered"), CONVERGE_TIMEOUT_S)
+
+
+def refused(admin: Kube, key: Key, reason: str) -> Object:
+    """Give the EnvoyProxy an address and wait until it is refused for this reason; the object."""
+    give_addresses(admin, key, ADDRESS)
+    return admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", reason), CONVERGE_TIMEOUT_S)
+
+
+def with_spec(proxy: Object, **spec: object) -> Object:
+    """The EnvoyProxy with further fields in its spec."""
+    return proxy | {"spec": proxy["spec"] | spec}
 
 
 def installation(admin: Kube, operator_id: str = OPERATOR_ID) -> Installation:
@@ -85,17 +109,15 @@ def pair(
     proxy: Object,
     hostname: str,
     *,
-    kind: str = "CNAME",
-    content: str = "",
+    kind: str = "A",
+    content: str = ADDRESS,
     ttl_s: int = TTL_S,
     operator_id: str = OPERATOR_ID,
 ) -> set[Row]:
-    """The two DNS records of a registered proxy; by default its Service's name is the address."""
+    """The two DNS records of a registered proxy."""
     metadata = proxy["metadata"]
-    key = Key(metadata["namespace"], metadata["name"])
     owner = Ownership(installation(admin, operator_id), metadata["uid"], metadata["generation"]).content
-    address = content or f"{key.name}-envoy.{key.namespace}.svc."
-    return {(hostname, kind, ttl_s, address, False), (f"_edge-owner.{hostname}", "TXT", ttl_s, owner, False)}
+    return {(hostname, kind, ttl_s, content, False), (f"_edge-owner.{hostname}", "TXT", ttl_s, owner, False)}
 
 
 def wait_rows(zone: Zone, rows: set[Row], timeout_s: float = CONVERGE_TIMEOUT_S) -> None:
@@ -104,7 +126,7 @@ def wait_rows(zone: Zone, rows: set[Row], timeout_s: float = CONVERGE_TIMEOUT_S)
 
 
 def test_dns_follows_a_proxy_from_creation_to_deletion(
-    admin: Kube, namespace: str, start: Start, proxy: FaultyProxy, zone: Zone
+    admin: Kube, namespace: str, start: Start, proxy: FaultyProxy, recursor: Recursor, zone: Zone
 ) -> None:
     """Records follow address, TTL and hostname, cost no request while nothing changes, and are removed in the end."""
     foreign = zone.rows()
@@ -114,21 +136,18 @@ def test_dns_follows_a_proxy_from_creation_to_deletion(
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, first))
     live = registered(admin, key)
     assert zone.rows() == foreign | pair(admin, live, first)
-    assert zone.server.resolve(first, "CNAME") == [("CNAME", f"web-envoy.{namespace}.svc")]
+    assert recursor.addresses(first) == {ADDRESS}
     assert proxy.requests.count("PATCH") == 1
 
-    admin.patch(ENVOY_PROXY, key, {"spec": {"service": {"type": "LoadBalancer"}, "registration": {"ttl": 20}}})
-    service = Key(namespace, "web-envoy")
-    admin.wait_until(SERVICE, service, lambda each: each["spec"]["type"] == "LoadBalancer")
-    ingress = {"status": {"loadBalancer": {"ingress": [{"ip": "2001:db8::7"}]}}}
-    admin.patch(SERVICE, service, ingress, subresource="status")
-    live = registered(admin, key)
+    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"ttl": 20}}})
+    give_addresses(admin, key, "2001:db8::7")
+    live = admin.wait_until(ENVOY_PROXY, key, lambda each: each["metadata"]["generation"] > 1, CONVERGE_TIMEOUT_S)
     wait_rows(zone, foreign | pair(admin, live, first, kind="AAAA", content="2001:db8::7", ttl_s=20))
 
-    admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": second}}})
-    live = registered(admin, key)
+    live = admin.patch(ENVOY_PROXY, key, {"spec": {"registration": {"hostname": second}}})
     wait_rows(zone, foreign | pair(admin, live, second, kind="AAAA", content="2001:db8::7", ttl_s=20))
-    assert zone.server.resolve(first, "AAAA") == []
+    wait_until(lambda: recursor.addresses(first) == set(), CONVERGE_TIMEOUT_S)
+    assert recursor.addresses(second) == {"2001:db8::7"}
 
     time.sleep(QUIET_S)
     with proxy.counted() as requests:
@@ -138,6 +157,29 @@ def test_dns_follows_a_proxy_from_creation_to_deletion(
     admin.delete(ENVOY_PROXY, key)
     admin.wait_gone(ENVOY_PROXY, key)
     assert zone.rows() == foreign
+
+
+def test_a_resolver_gets_what_the_load_balancer_gave(
+    admin: Kube, namespace: str, start: Start, proxy: FaultyProxy, recursor: Recursor, zone: Zone
+) -> None:
+    """IPv4 and IPv6, in whatever order; a Service without a load balancer has no address for anybody outside."""
+    foreign, hostname, key = zone.rows(), f"shop.{zone.name}", Key(namespace, "web")
+    start()
+    admin.create(ENVOY_PROXY, with_spec(a_named_proxy(namespace, hostname), service={"type": "ClusterIP"}))
+    local = admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "AddressUnusable"), CONVERGE_TIMEOUT_S)
+    assert "LoadBalancer" in condition(local, "Registered")["message"]
+    assert zone.rows() == foreign
+    admin.patch(ENVOY_PROXY, key, {"spec": {"service": {"type": "LoadBalancer"}}})
+    give_addresses(admin, key, "2001:db8::7", ADDRESS)
+    live = admin.wait_until(ENVOY_PROXY, key, holds("Registered"), CONVERGE_TIMEOUT_S)
+    assert recursor.addresses(hostname) == {ADDRESS, "2001:db8::7"}
+    assert live["status"]["address"] == ADDRESS
+    with proxy.counted() as requests:
+        give_addresses(admin, key, ADDRESS, "2001:db8::7")
+        time.sleep(QUIET_S)
+    assert requests == [], "another order is no change"
+    give_addresses(admin, key, "2001:db8::7")
+    wait_rows(zone, foreign | pair(admin, live, hostname, kind="AAAA", content="2001:db8::7"))
 
 
 def test_a_restart_sends_no_request(
@@ -166,6 +208,7 @@ def test_a_crash_during_the_write_leaves_one_pair(
     start()
     proxy.inject("PATCH", HttpFault(before=operator.kill))
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"shop.{zone.name}"))
+    give_addresses(admin, Key(namespace, "web"), ADDRESS)
     operator.wait_dead(CONVERGE_TIMEOUT_S)
     start()
     live = registered(admin, Key(namespace, "web"))
@@ -180,9 +223,9 @@ def test_drift_in_dns_is_repaired_by_the_resync(admin: Kube, namespace: str, sta
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, hostname))
     registered(admin, Key(namespace, "web"))
     rows = zone.rows()
-    zone.put(hostname, "CNAME", "elsewhere.example.net.")
+    zone.put(hostname, "A", "192.0.2.66")
     wait_rows(zone, rows)
-    zone.remove(hostname, "CNAME")
+    zone.remove(hostname, "A")
     wait_rows(zone, rows)
 
 
@@ -198,9 +241,9 @@ def test_two_tenants_can_not_have_one_hostname(
     with proxy.counted() as requests:
         admin.create(ENVOY_PROXY, a_named_proxy(namespace, hostname, "second"))
         key = Key(namespace, "second")
-        refused = admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "HostnameTaken"), CONVERGE_TIMEOUT_S)
+        second = refused(admin, key, "HostnameTaken")
     assert requests == []
-    assert "first" not in condition(refused, "Registered")["message"]
+    assert "first" not in condition(second, "Registered")["message"]
     assert zone.rows() == foreign | pair(admin, first, hostname)
     admin.delete(ENVOY_PROXY, Key(namespace, "first"))
     second = registered(admin, key)
@@ -216,7 +259,7 @@ def test_a_proxy_waits_for_a_foreign_name(admin: Kube, namespace: str, start: St
     start()
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, hostname))
-    admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "HostnameTaken"), CONVERGE_TIMEOUT_S)
+    refused(admin, key, "HostnameTaken")
     time.sleep(QUIET_S)
     assert zone.rows() == taken
     zone.remove(hostname, "A")
@@ -230,7 +273,7 @@ def test_a_name_outside_of_every_zone_blocks_nothing(admin: Kube, namespace: str
     bad, good = Key(namespace, "bad"), Key(namespace, "good")
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"{namespace}.example.net", "bad"))
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"good.{zone.name}", "good"))
-    admin.wait_until(ENVOY_PROXY, bad, is_refused("Registered", "ZoneNotConfigured"), CONVERGE_TIMEOUT_S)
+    refused(admin, bad, "ZoneNotConfigured")
     registered(admin, good)
     admin.delete(ENVOY_PROXY, bad)
     admin.wait_gone(ENVOY_PROXY, bad)
@@ -282,9 +325,7 @@ def test_a_record_is_orphaned_on_request(admin: Kube, namespace: str, start: Sta
     """With ``deletionPolicy: Orphan`` the proxy is deleted and its record stays."""
     start()
     key = Key(namespace, "web")
-    admin.create(
-        ENVOY_PROXY, a_proxy(namespace, registration={"hostname": f"shop.{zone.name}"}, deletionPolicy="Orphan")
-    )
+    admin.create(ENVOY_PROXY, with_spec(a_named_proxy(namespace, f"shop.{zone.name}"), deletionPolicy="Orphan"))
     registered(admin, key)
     rows = zone.rows()
     admin.delete(ENVOY_PROXY, key)
@@ -355,11 +396,11 @@ def test_a_restored_cluster_leaves_the_records_of_the_cluster_it_came_from(
     flags = (f"--namespaces={namespace}",)
     start(*flags)
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, hostname))
-    refused = admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "HostnameTaken"), CONVERGE_TIMEOUT_S)
-    assert "in another cluster" in condition(refused, "Registered")["message"]
+    taken = refused(admin, key, "HostnameTaken")
+    assert "in another cluster" in condition(taken, "Registered")["message"]
     assert operator.wait_for("records_left_to_another_cluster")["uid"] == uid
     wait_until(lambda: admin.find(PROXY_REGISTRATION, Key(OPERATOR_NAMESPACE, f"proxy-{uid}")) is None, what="no entry")
-    assert owner_uid(admin.get(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, hostname))) == refused["metadata"]["uid"]
+    assert owner_uid(admin.get(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, hostname))) == taken["metadata"]["uid"]
     assert zone.rows() == rows
 
     admin.delete(ENVOY_PROXY, key)

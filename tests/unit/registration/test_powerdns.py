@@ -41,6 +41,7 @@ from operator_app.registration.powerdns.dns import (
     Ownership,
     Place,
     address_at,
+    addresses_at,
     owner_of,
     place_of,
 )
@@ -93,7 +94,7 @@ def reads(mock: HTTPXMock, *sets: Object) -> None:
 
 def no_disabled_records(mock: HTTPXMock) -> None:
     """Answer the search for disabled records."""
-    url = f"{SERVER}/api/v1/servers/localhost/search-data?q=shop.example.com&object_type=record&max=1000"
+    url = f"{SERVER}/api/v1/servers/localhost/search-data?q=shop.example.com&object_type=all&max=1000"
     mock.add_response(url=url, json=[])
 
 
@@ -502,7 +503,8 @@ PLACE = Place("shop.example.com", "example.com")
         ("203.0.113.7", Address(AddressType.A, "203.0.113.7")),
         ("2001:DB8:0::7", Address(AddressType.AAAA, "2001:db8::7")),
         ("LB-1.example.net.", Address(AddressType.CNAME, "lb-1.example.net.")),
-        ("web-envoy.team-a.svc", Address(AddressType.CNAME, "web-envoy.team-a.svc.")),
+        ("10.1.2.3", Address(AddressType.A, "10.1.2.3")),
+        ("fd00::7", Address(AddressType.AAAA, "fd00::7")),
     ],
 )
 def test_an_address_has_the_record_type_of_its_kind(address: str, record: Address) -> None:
@@ -522,13 +524,50 @@ def test_an_address_has_the_record_type_of_its_kind(address: str, record: Addres
         "a..b",
         "shop.example.com",
         "*.x",
+        "web-envoy.team-a.svc",
+        "web-envoy.team-a.svc.cluster.local",
+        "localhost",
+        "127.0.0.1",
+        "169.254.1.1",
+        "0.0.0.0",  # noqa: S104
+        "0.1.2.3",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1",
+        "ff02::1",
     ],
 )
 def test_an_address_without_a_possible_record_is_refused(address: str) -> None:
-    """Neither address nor name, an address of one machine only, or the hostname itself: a TerminalError, no request."""
+    """Neither address nor name, of use in one machine, link or cluster only, or the hostname itself: no request."""
     with pytest.raises(InvalidError) as refused:
         address_at(PLACE, address)
     assert refused.value.reason == "AddressUnusable"
+
+
+def test_several_addresses_have_a_record_each_in_any_order() -> None:
+    """IPv4 and IPv6 stand side by side; an alias stands alone, and one address twice is one."""
+    both = (Address(AddressType.A, "203.0.113.7"), Address(AddressType.AAAA, "2001:db8::7"))
+    assert addresses_at(PLACE, ("203.0.113.7", "2001:db8::7")) == both
+    assert addresses_at(PLACE, ("2001:DB8::7", "203.0.113.7", "2001:db8:0::7")) == both
+    with pytest.raises(InvalidError, match="can't be an alias") as refused:
+        addresses_at(PLACE, ("203.0.113.7", "lb.example.net"))
+    assert refused.value.reason == "AddressUnusable"
+
+
+@pytest.mark.parametrize(
+    ("hostname", "enclosing"),
+    [
+        ("example.com", ()),
+        ("shop.example.com", ()),
+        ("a.shop.example.com", ("shop.example.com",)),
+        ("b.a.shop.example.com", ("shop.example.com", "a.shop.example.com")),
+    ],
+)
+def test_the_names_between_a_hostname_and_its_zone(hostname: str, enclosing: tuple[str, ...]) -> None:
+    """Each may be delegated; the zone itself and the hostname are not among them."""
+    assert Place(hostname, "example.com").enclosing == enclosing
 
 
 def test_addresses_are_compared_by_value() -> None:
