@@ -31,6 +31,7 @@ from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
 from operator_app.registration.registrar import Registrar
 from operator_app.registration.registry import Port, Record, Registration
+from operator_app.registration.withdrawal import State
 from operator_app.results import Outcome, Problem, ReconcileResult
 from operator_app.ssa.fields import fields_of
 from operator_app.status import (
@@ -219,19 +220,18 @@ class Reconciler:
     ) -> Registration:
         """Register the proxy outside, once its Service has an address. Raises transient errors.
 
-        While the Service is not as declared, the outside record stays as it is and is only compared.
+        While the Service is not as declared, the outside record stays as it is and is only compared; without an
+        address it is withdrawn. A hostname that is not declared any more is withdrawn in both cases.
         """
         service = results[SERVICE]
         addresses = _addresses(proxy, service.live)
-        if not addresses:
-            return _unregistered(_NO_ADDRESS)
         metadata, declared = proxy["metadata"], spec.registration
         record = Record(
             uid=metadata["uid"],
             generation=metadata["generation"],
             proxy=key_of(proxy),
             hostname=declared.hostname if declared else None,
-            address=addresses[0],
+            address=next(iter(addresses), ""),
             more_addresses=addresses[1:],
             ports=tuple(Port(each.name, each.port, each.protocol) for each in spec.listeners),
             ttl_s=declared.ttl if declared else None,
@@ -239,6 +239,13 @@ class Reconciler:
         registry = declared.registry if declared else None
         try:
             hindrance = _NOT_WHILE_PAUSED if spec.paused else service.problem if _is_broken(service) else None
+            if not spec.paused and (hindrance is not None or not addresses):
+                state = State.SERVICE_IN_TROUBLE if addresses else State.NO_ADDRESS
+                withdrawn = await self._registrar.withdraw(record, registry, state)
+                if withdrawn is not None:
+                    return withdrawn
+            if not addresses:
+                return _unregistered(_NO_ADDRESS)
             if hindrance is not None:
                 problem = await self._registrar.observe(record, registry, hindrance, is_resync=is_resync)
                 return Registration(Outcome.UNCHANGED, problem)
@@ -259,14 +266,37 @@ class Reconciler:
             self._record_event(Occurrence(proxy, "Normal", "DriftRepaired", "Repair", "record", note))
 
     async def _refuse(self, proxy: Object, refusal: Problem) -> ReconcileResult:
-        """Write why a declaration can't be acted on into the status, and nothing else; children stay as they are."""
+        """Write why a declaration can't be acted on into the status; children stay as they are.
+
+        Of what it does declare, only a hostname that is not there any more is acted on.
+        """
         key = child_key(key_of(proxy))
         children = {
             kind: Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=refusal)
             for kind in CHILD_KINDS
         }
+        withdrawn, failure = None, None
+        try:
+            withdrawn = await self._withdraw_undeclared(proxy)
+        except OperatorError as error:
+            failure = error
         address = next(iter(_addresses(proxy, self._store.get(SERVICE, key))), None)
-        return await self._write_status(Observation(proxy, children, refusal=refusal, address=address))
+        written = await self._write_status(Observation(proxy, children, refusal=refusal, address=address))
+        again_s = (written.requeue_after_s, withdrawn.requeue_after_s if withdrawn is not None else None)
+        return ReconcileResult(min((each for each in again_s if each is not None), default=None), failure)
+
+    async def _withdraw_undeclared(self, proxy: Object) -> Registration | None:
+        """Withdraw a published hostname that a refused spec does not declare any more, as far as that can be read."""
+        spec, metadata = proxy["spec"], proxy["metadata"]
+        declared = spec.get("registration") or {}
+        is_readable = isinstance(declared, dict) and all(
+            isinstance(declared.get(name), str | None) for name in ("hostname", "registry")
+        )
+        if not is_readable or spec.get("paused"):
+            return None
+        hostname, registry = declared.get("hostname"), declared.get("registry")
+        record = Record(metadata["uid"], metadata["generation"], key_of(proxy), hostname, "", ())
+        return await self._registrar.withdraw(record, registry, State.REFUSED)
 
     async def _write_status(self, observation: Observation) -> ReconcileResult:
         status = next_status(observation, now=self._now())

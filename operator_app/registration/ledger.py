@@ -133,6 +133,10 @@ class Ledger:
         """The entries that the store has of all incarnations of ``proxy``."""
         return tuple(map(LedgerEntry, self._store.indexed(PROXY_REGISTRATION, proxy)))
 
+    def known(self, proxy: Key, uid: str) -> LedgerEntry | None:
+        """The entry that the store has of the incarnation of ``proxy`` with this UID."""
+        return next((each for each in self.entries_of(proxy) if each.uid == uid), None)
+
     async def find(self, uid: str) -> LedgerEntry | None:
         """The entry of the proxy with this UID, from the store, or else from the API server. Raises its errors."""
         key = self._key(uid)
@@ -185,10 +189,19 @@ class Ledger:
         if entry.state is not state:
             await self._apply_spec(entry, entry.object["spec"] | {"state": state.value})
 
-    async def remove_retired(self, entry: LedgerEntry) -> None:
-        """Remove all retiring names from an entry whose proxy is gone."""
+    async def retire(self, entry: LedgerEntry) -> LedgerEntry:
+        """Make the entry's hostname a retiring one, without another in its place. Returns the stored entry."""
+        spec = {name: value for name, value in entry.object["spec"].items() if name not in ("hostname", "ttl")}
+        if entry.names:
+            spec["retiring"] = [each._asdict() for each in sorted(entry.names)]
+        return await self._apply_spec(entry, spec)
+
+    async def remove_retired(self, entry: LedgerEntry) -> LedgerEntry:
+        """Remove all retiring names from an entry. Returns the stored entry."""
         spec = {name: value for name, value in entry.object["spec"].items() if name != "retiring"}
-        await self._apply_spec(entry, spec)
+        if entry.published is None:
+            spec.pop("installations", None)
+        return await self._apply_spec(entry, spec)
 
     async def delete(self, entry: LedgerEntry) -> None:
         """Delete exactly this version of the entry. Raises ``ConflictError`` when a newer one may list more names."""
@@ -202,11 +215,12 @@ class Ledger:
         applied = await self._cluster.apply(PROXY_REGISTRATION, body, force=True, subresource="status")
         self._learn(entry, applied.object)
 
-    async def _apply_spec(self, entry: LedgerEntry, spec: Object) -> None:
+    async def _apply_spec(self, entry: LedgerEntry, spec: Object) -> LedgerEntry:
         pinned = identity(entry.object) | {"resourceVersion": entry.object["metadata"]["resourceVersion"]}
         body = _object(pinned | {"labels": {LABEL_MANAGED_BY: FIELD_MANAGER}}) | {"spec": spec}
         applied = await self._cluster.apply(PROXY_REGISTRATION, body, force=True)
         self._learn(entry, applied.object)
+        return LedgerEntry(applied.object)
 
     def _learn(self, before: LedgerEntry, stored: Object) -> None:
         is_same = stored["metadata"]["resourceVersion"] == before.object["metadata"]["resourceVersion"]

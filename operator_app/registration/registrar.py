@@ -34,10 +34,11 @@ from operator_app.errors import (
 )
 from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker, CircuitOpenError
-from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
+from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN, Claims
 from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import IN_CLUSTER, Ledger, LedgerEntry, Name
 from operator_app.registration.registry import Comparison, Record, Registration, Registry
+from operator_app.registration.withdrawal import Declared, Shown, State, shown
 from operator_app.results import Outcome, Problem
 
 log = structlog.get_logger(__name__)
@@ -49,6 +50,12 @@ CALL_TIMEOUT_S: Final = 60.0
 
 MIN_REQUEUE_S: Final = 1.0
 """Lower bound on any delay that a registry requests with a registration."""
+
+ADDRESS_UNUSABLE: Final = "AddressUnusable"
+"""The reason of a registry that can't publish an address; what it published of another one before is removed."""
+
+TAKEN: Final = frozenset({HOSTNAME_TAKEN, HOSTNAME_ORPHANED, "PreviousIncarnation"})
+"""Reasons of a claim that another proxy has. Any other problem with a claim says nothing about who has the hostname."""
 
 RETIRING_LIMIT: Final = 32
 """With this many retiring names, their records are removed before another name is published: an entry can list 64."""
@@ -105,8 +112,11 @@ class Registrar:
         name = registry or self._registries.default
         unknown = self._registries.unknown(name)
         if unknown is not None:
-            return Registration(Outcome.SKIPPED, unknown)
+            withdrawn = await self.withdraw(record, name, State.REGISTRY_UNKNOWN)
+            return withdrawn or Registration(Outcome.SKIPPED, unknown)
         claim = await self._acquire_claim(record)
+        if claim.problem is not None and claim.problem.reason not in TAKEN:
+            return await self.withdraw(record, name, State.CLAIM_UNCERTAIN) or claim
         if claim.problem is not None:
             # The old hostname is released all the same: otherwise two proxies that swap names wait for ever.
             record = replace(record, hostname=None)
@@ -115,6 +125,28 @@ class Registrar:
             return written.registration
         published = await self._sync_registry(written.entry, record, name, is_resync=is_resync)
         return _combined(claim, published, written.registration)
+
+    async def withdraw(self, record: Record, registry: str | None, state: State) -> Registration | None:
+        """Withdraw what must not be outside while the proxy can't be registered because of ``state``.
+
+        That is decided by :func:`operator_app.registration.withdrawal.shown`. The claim on a hostname that is still
+        declared stays. Sends nothing when there is nothing to withdraw. Returns what keeps a record from being removed,
+        or ``None``. Raises the API server's errors. Of ``record``, the address is not used.
+        """
+        entry = self._ledger.known(record.proxy, record.uid)
+        if entry is not None:
+            declared = _declared(entry, record.hostname, registry or self._registries.default)
+            if entry.hostname is not None and shown(state, declared) is Shown.WITHDRAWN:
+                entry = await self._ledger.retire(entry)
+            if entry.retiring:
+                pause = self._backoff.pause(record, now_mono=self._mono())
+                failed = pause or await self._removal_failure(entry, record)
+                if failed is not None:
+                    return failed
+                await self._ledger.remove_retired(entry)
+                self._backoff.forget(record.uid)
+        await self._claims.release(record.proxy, record.uid, keep=record.hostname)
+        return None
 
     async def observe(
         self, record: Record, registry: str | None, hindrance: Problem, *, is_resync: bool = False
@@ -161,7 +193,10 @@ class Registrar:
         await self._claims.release(proxy, uid)
 
     async def orphan(self, uid: str) -> None:
-        """Mark the entry as orphaned: it, its record and its claim stay after the proxy is deleted."""
+        """Mark the entry as orphaned: it, its record outside and its claim stay after the proxy is deleted.
+
+        An entry that has no name outside is deleted with its claim instead.
+        """
         await self._keep_entry(uid, RecordState.ORPHANED)
 
     async def abandon(self, uid: str) -> None:
@@ -183,7 +218,11 @@ class Registrar:
     async def _keep_entry(self, uid: str, state: RecordState) -> None:
         self._backoff.forget(uid)
         entry = await self._ledger.find(uid)
-        if entry is not None:
+        if entry is not None and not entry.names and state is RecordState.ORPHANED:
+            # Nothing of it is outside, so it would keep a hostname for nobody.
+            await self._ledger.delete(entry)
+            await self._claims.release(entry.proxy, uid)
+        elif entry is not None:
             await self._ledger.set_state(entry, state)
 
     async def _acquire_claim(self, record: Record) -> Registration:
@@ -206,7 +245,7 @@ class Registrar:
         So an entry never exceeds its limit, however often a hostname changes while its registry is down.
         """
         wanted = Name(registry, record.hostname or "")
-        entry = next((each for each in self._ledger.entries_of(record.proxy) if each.uid == record.uid), None)
+        entry = self._ledger.known(record.proxy, record.uid)
         retiring = frozenset() if entry is None else entry.retiring - {wanted}
         if entry is None or len(retiring) < RETIRING_LIMIT:
             return frozenset()
@@ -251,24 +290,46 @@ class Registrar:
 
         Returns the result for the hostname, and whether the records of all retiring names are removed.
         """
+        published, refusal = Registration(Outcome.SKIPPED), None
         try:
             published = await self._register_outside(entry, record, is_resync=is_resync)
-            await self._remove_records(entry, entry.retiring)
-        except CircuitOpenError as error:
-            problem = Problem("RegistryError", str(error))
-            return self._backoff.defer(record, problem, now_mono=self._mono(), open_s=error.open_s), False
-        except TransientError as error:
-            problem, retry_after_s = Problem("RegistryError", str(error)), error.retry_after_s
-            return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s), False
+        except TerminalError as error:
+            refusal = error
         except OperatorError as error:
-            reason = error.reason if isinstance(error, TerminalError) else "RegistryError"
-            problem = Problem(reason, str(error), needs_user_action=True)
-            return self._backoff.failed(record, problem, now_mono=self._mono()), False
+            return self._failure(record, error), False
+        # With an address that can't be published, what is outside leads to one that the proxy had before.
+        is_stale = refusal is not None and refusal.reason == ADDRESS_UNUSABLE
+        try:
+            await self._remove_records(entry, entry.names if is_stale else entry.retiring)
+        except OperatorError as error:
+            return self._failure(record, refusal or error), False
+        if refusal is not None:
+            return self._failure(record, refusal), True
         if published.problem is not None:
             problem, retry_after_s = published.problem, published.requeue_after_s
             return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s), True
         self._backoff.forget(record.uid)
         return published, True
+
+    async def _removal_failure(self, entry: LedgerEntry, record: Record) -> Registration | None:
+        """Remove the records of retiring names; what keeps one of them, with the time of the next try."""
+        try:
+            await self._remove_records(entry, entry.retiring)
+        except OperatorError as error:
+            return self._failure(record, error)
+        return None
+
+    def _failure(self, record: Record, error: OperatorError) -> Registration:
+        """The problem of a record because of ``error``, with the time of the next try, which starts a pause."""
+        if isinstance(error, CircuitOpenError):
+            problem = Problem("RegistryError", str(error))
+            return self._backoff.defer(record, problem, now_mono=self._mono(), open_s=error.open_s)
+        if isinstance(error, TransientError):
+            problem, retry_after_s = Problem("RegistryError", str(error)), error.retry_after_s
+            return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s)
+        reason = error.reason if isinstance(error, TerminalError) else "RegistryError"
+        problem = Problem(reason, str(error), needs_user_action=True)
+        return self._backoff.failed(record, problem, now_mono=self._mono())
 
     async def _register_outside(self, entry: LedgerEntry, record: Record, *, is_resync: bool) -> Registration:
         name = entry.published
@@ -343,6 +404,14 @@ async def _with_timeout(timeout_s: float, answer: Awaitable[T]) -> T:
             return await answer
     except TimeoutError as error:
         raise TransientError(f"the registry did not answer within {timeout_s:g} s") from error
+
+
+def _declared(entry: LedgerEntry, hostname: str | None, registry: str) -> Declared:
+    """What the spec declares, compared with what the entry has as published."""
+    if hostname is None:
+        return Declared.REMOVED
+    is_same = (entry.hostname, entry.object["spec"]["registry"]) == (hostname, registry)
+    return Declared.UNCHANGED if is_same else Declared.CHANGED
 
 
 def _combined(*steps: Registration) -> Registration:

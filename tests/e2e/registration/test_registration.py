@@ -586,7 +586,7 @@ async def test_a_recreated_proxy_is_reconciled_while_an_abandoned_removal_is_pen
         admin.delete(ENVOY_PROXY, key)
         await reconcile_repeatedly(parts, admin, key)
         assert FINALIZER in admin.get(ENVOY_PROXY, key)["metadata"]["finalizers"], "it waits before --abandon-after-s"
-        now[0] += timedelta(seconds=61)
+        now[0] = datetime.now(UTC) + timedelta(seconds=61)
         await reconcile_repeatedly(parts, admin, key, 1)
         assert admin.find(ENVOY_PROXY, key) is None
         assert [each.reason for each in parts.occurrences] == ["DeregistrationFailed", "RemovalAbandoned"]
