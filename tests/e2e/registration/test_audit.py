@@ -1,5 +1,6 @@
 """``python -m operator_app audit`` on a real API server: what it finds, what it removes, and what it never removes."""
 
+import json
 import subprocess
 import sys
 import uuid
@@ -20,6 +21,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.registration.identity import Installation
+from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.outside import CHOSEN, FLAGS, NAME, OPERATOR_ID, Outside
@@ -128,6 +130,27 @@ def test_fix_removes_only_what_deleted_proxies_have_left(
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is not None
     assert admin.find(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, mine)) is not None
     assert audited(operator_kubeconfig, namespace)[0] == 0
+
+
+def test_fix_refuses_a_ledger_that_is_not_its_own(
+    admin: Kube, namespace: str, operator: OperatorProcess, control_plane: Cluster, outside: Outside
+) -> None:
+    """With another namespace as the operator's own, nothing is removed, and the JSON says what was found."""
+    hostname = f"{namespace}.example.com"
+    operator.start(*FLAGS)
+    proxy = registered(admin, Key(namespace, "web"), hostname)
+    operator.stop()
+    outside.put(f"stray.{hostname}", outside_record(admin, str(uuid.uuid4()), namespace))
+    before = outside.records()
+    command = (sys.executable, "-m", "operator_app", "audit", f"--kubeconfig={control_plane.kubeconfig}", *CHOSEN)
+    flags = (f"--namespace={namespace}", f"--namespaces={namespace}", "--fix", "--output=json")
+    run = subprocess.run((*command, *flags), capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 1
+    assert "nothing is removed: the ledger names none of the 2 records" in run.stderr
+    found = {each["name"]: each for each in json.loads(run.stdout)["findings"]}
+    assert found[f"stray.{hostname}"]["removed"] is False
+    assert outside.records() == before
+    assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is not None
 
 
 def test_findings_about_a_live_proxy_are_reported_and_not_fixed(
