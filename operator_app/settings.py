@@ -44,8 +44,8 @@ class Settings(BaseSettings):
     http_port: int = Field(8080, ge=0, le=65535, description="port of /healthz, /readyz and /metrics; 0 picks one")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     log_format: Literal["json", "console"] = Field("json", description="json: one object a line; console: for people")
-    workers: int = Field(16, ge=1, le=1000, description="rounds running at the same time")
-    in_flight_per_tenant: int = Field(1, ge=1, le=1000, description="rounds of one tenant running at the same time")
+    workers: int = Field(16, ge=1, le=1000, description="reconciles running at the same time")
+    in_flight_per_tenant: int = Field(1, ge=1, le=1000, description="reconciles of one tenant running at the same time")
     tenant_weights: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="tenants that count for several, such as team-a=3, separated by commas; all others count for 1"
     )
@@ -55,13 +55,15 @@ class Settings(BaseSettings):
     watch_idle_timeout_s: Seconds = Field(150, description="a watch silent for this long is taken for dead")
     backoff_base_s: Seconds = Field(0.5, description="upper bound of the delay after a first failure")
     backoff_cap_s: Seconds = Field(60, description="upper bound of the delay after many failures")
-    status_settle_s: Seconds = Field(2, description="time for replica counters to come to rest before they are written")
+    status_settle_s: Seconds = Field(2, description="time that replica counters are debounced before they are written")
     sweep_interval_s: Seconds = Field(900, description="time between full sweeps")
     contention_threshold: int = Field(3, ge=1, le=100, description="repairs of a taken field before they slow down")
     contention_window_s: Seconds = Field(60, description="repairs of a field closer together than this are a row")
     contention_base_s: Seconds = Field(2, description="first pause between repairs of a field that is taken again")
     contention_cap_s: Seconds = Field(300, description="longest pause between repairs of a field that is taken again")
-    shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM or when a shard moves")
+    shutdown_grace_s: Seconds = Field(
+        20, description="time for reconciles to finish after SIGTERM or when a shard moves"
+    )
     shards: int = Field(1, ge=1, le=256, description="parts that replicas divide the namespaces into; the same for all")
     replica_name: str | None = Field(
         None,
