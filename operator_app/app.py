@@ -18,6 +18,7 @@ from typing import Final
 
 import anyio
 import structlog
+from anyio.abc import TaskStatus
 
 from operator_app.api.kinds import FIELD_MANAGER, LEASE, Key, Kind
 from operator_app.apply import Applier
@@ -29,7 +30,7 @@ from operator_app.controller.scopes import INDEXES, Scope, Scopes
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
 from operator_app.controller.workqueue import Limits
-from operator_app.errors import FencedError, OperatorError
+from operator_app.errors import ConfigurationError, FencedError, OperatorError
 from operator_app.finalizer import Finalizer
 from operator_app.kube import fencing
 from operator_app.kube.client import Cluster, Request
@@ -68,6 +69,36 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
     Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration or registry,
     or when the HTTP port is taken.
     """
+    refused: ConfigurationError | None = None
+    async with anyio.create_task_group() as tasks:
+        # Before the operator has started a signal cancels the start; afterwards, Operator.stop replaces that.
+        stopping = Stopping(tasks.cancel_scope.cancel)
+        await tasks.start(stopping.receive)
+        try:
+            await _run(settings, connect, stopping)
+        except ConfigurationError as error:
+            refused = error  # raised outside of the task group, which would wrap it
+        tasks.cancel_scope.cancel()
+    if refused is not None:
+        raise refused
+
+
+class Stopping:
+    """SIGTERM and SIGINT, from before anything is started: ``act`` is what they do at the moment."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+
+    async def receive(self, *, task_status: TaskStatus[None]) -> None:
+        """Receive signals until cancelled."""
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                log.info("stopping", signal=signal.Signals(number).name)
+                self.act()
+
+
+async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None:
     metrics, health, backpressure = Metrics(), Health(), Backpressure()
     replica = settings.replica_name or _replica_name(settings)
 
@@ -92,6 +123,7 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
             context=settings.context,
             user_agent=f"{FIELD_MANAGER}/{replica}",
             request_timeout_s=settings.request_timeout_s,
+            write_timeout_s=settings.write_timeout_s,
             max_connections=settings.max_connections,
             observe=observe,
             before_write=before_write,
@@ -103,7 +135,9 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
             warn_of_settings(settings)
             await refuse_unknown_namespaces(cluster, settings)
             with fencing.holding(fencing.NO_TOKEN):
-                await Operator(settings, cluster, metrics, health, backpressure, registries, replica=replica).run()
+                operator = Operator(settings, cluster, metrics, health, backpressure, registries, replica=replica)
+                stopping.act = operator.stop
+                await operator.run()
             log.info("stopped")
 
 
@@ -269,20 +303,17 @@ class Operator:
             tasks.start_soon(self._run_elector)
             tasks.start_soon(self._resync_loop.run)
             tasks.start_soon(self._events.run)
-            tasks.start_soon(self._stop_on_signal)
             await self._workers.run(grace_s=self._settings.shutdown_grace_s)
             with anyio.move_on_after(RELEASE_TIMEOUT_S):
                 await self._has_released.wait()
             tasks.cancel_scope.cancel()
 
-    async def _stop_on_signal(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for number in signals:
-                log.info("stopping", signal=signal.Signals(number).name)
-                self._health.is_ready = False
-                self._elector.leave()
-                self._can_join.set()
-                self._workers.stop()
+    def stop(self) -> None:
+        """Begin no further reconcile; ``run`` returns once those in progress have ended."""
+        self._health.is_ready = False
+        self._elector.leave()
+        self._can_join.set()
+        self._workers.stop()
 
     async def _heartbeat(self) -> None:
         while True:

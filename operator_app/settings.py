@@ -50,7 +50,10 @@ class Settings(BaseSettings):
         (), description="tenants that count for several, such as team-a=3, separated by commas; all others count for 1"
     )
     max_connections: int = Field(64, ge=1, le=1000, description="connections to the API server beside watches")
-    request_timeout_s: Seconds = Field(10, description="bound on each API request")
+    request_timeout_s: Seconds = Field(10, description="bound on each read from the API server, and on each Lease")
+    write_timeout_s: Seconds = Field(
+        65, description="bound on each write; above the API server's own 60 s, which slow webhooks may take up"
+    )
     watch_timeout_s: Seconds = Field(300, description="after this, up to twice this, a watch is renewed")
     watch_idle_timeout_s: Seconds = Field(150, description="a watch silent for this long is taken for dead")
     backoff_base_s: Seconds = Field(0.5, description="upper bound of the delay after a first failure")

@@ -31,7 +31,7 @@ class WatchTimes:
     It sends a bookmark about once a minute, so a stream that is silent for ``idle_timeout_s`` (which must be well
     above) is taken for half-open. A stream that lasted for ``healthy_after_s`` counts as a success. The n-th pause in a
     row is ``min(backoff_cap_s, backoff_base_s * 2**(n-1))`` times a factor between one half and one, and never shorter
-    than the server's ``Retry-After``.
+    than the server's ``Retry-After``, which counts up to ``RETRY_AFTER_CAP_S``.
     """
 
     timeout_s: float = 300
@@ -61,6 +61,9 @@ class Watching:
     failures: int = 0
     is_stalled: bool = False
 
+
+RETRY_AFTER_CAP_S: Final = 60.0
+"""A watch waits no longer than this, whatever a load balancer in between asks for: nothing else wakes it up."""
 
 State = Listing | Watching
 """``failures`` counts the failures in a row before this state; it determines the next pause."""
@@ -223,5 +226,6 @@ async def _watch(
 
 
 def _retry_after_s(error: OperatorError | None) -> float:
-    """The seconds that the server asked to wait; 0 where it did not ask."""
-    return (error.retry_after_s or 0.0) if isinstance(error, TransientError) else 0.0
+    """The seconds that the server asked to wait, up to ``RETRY_AFTER_CAP_S``; 0 where it did not ask."""
+    asked_s = error.retry_after_s if isinstance(error, TransientError) else None
+    return min(asked_s or 0.0, RETRY_AFTER_CAP_S)

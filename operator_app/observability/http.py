@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -23,6 +23,9 @@ LOOP_STUCK_AFTER_S: Final = 30.0
 
 IDLE_TIMEOUT_S: Final = 10.0
 """A connection on which nothing arrives for this long is closed."""
+
+MAX_CONNECTIONS: Final = 64
+"""Connections that are open at the same time; one more closes the one that is open for longest."""
 
 
 class Health:
@@ -44,16 +47,36 @@ class Health:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One thread for each connection, so that a slow or silent client delays no probe.
+    """One thread for each connection, so that a slow or silent client delays no probe; ``MAX_CONNECTIONS`` of them.
 
     Listens on IPv6 and IPv4 where the machine has both: probes come by the family of the cluster's Pods.
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
         super().__init__(*args, **options)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as in the base class
+        """Serve a connection in a thread, and end the oldest one where there are too many: probes always get in."""
+        with self._lock:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > MAX_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end of the stream, and ends
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - as in the base class
+        """Close a connection that was served."""
+        with self._lock:
+            self._open.pop(request, None)
+            super().shutdown_request(request)
 
     def server_bind(self) -> None:
         """Bind; an IPv6 socket is bound to IPv4 as well."""

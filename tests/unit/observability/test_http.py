@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 import pytest
 
 from operator_app.errors import ConfigurationError
-from operator_app.observability.http import LOOP_STUCK_AFTER_S, Health, serving
+from operator_app.observability.http import LOOP_STUCK_AFTER_S, MAX_CONNECTIONS, Health, serving
 from operator_app.observability.metrics import Metrics
 
 
@@ -42,6 +42,17 @@ def test_healthz_is_about_the_event_loop() -> None:
         assert get(port, "/healthz") == (503, "text/plain; charset=utf-8", "503 Service Unavailable\n")
         health.beat()
         assert get(port, "/healthz")[0] == 200
+
+
+def test_connections_are_bounded_and_probes_get_in() -> None:
+    """Thousands of idle connections take a fixed number of threads, and a probe behind them is answered."""
+    with serving(0, Metrics(), Health(Clock())) as port:
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(4 * MAX_CONNECTIONS)]
+        assert get(port, "/healthz")[0] == 200
+        served = [each for each in threading.enumerate() if "process_request_thread" in each.name]
+        assert len(served) <= 2 * MAX_CONNECTIONS
+        for each in idle:
+            each.close()
 
 
 def test_readyz_is_about_being_ready_and_alive() -> None:
