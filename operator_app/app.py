@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Final
 
@@ -27,6 +27,7 @@ from operator_app.controller.drift_events import Reporter
 from operator_app.controller.periodic_audit import PeriodicAudit
 from operator_app.controller.resync_loop import ResyncLoop
 from operator_app.controller.scopes import INDEXES, Scope, Scopes
+from operator_app.controller.sight import Sight
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
 from operator_app.controller.workqueue import Limits
@@ -182,6 +183,8 @@ class Operator:
         self._registries = registries
         self._tasks = anyio.create_task_group()
         self._can_join = anyio.Event()
+        self._sight = Sight(settings.watch_stale_s)
+        self._blind_since: datetime | None = None
         self._has_released = anyio.Event()
         self._store = Store(INDEXES)
         self._scopes = Scopes(self._store, namespace=settings.namespace, namespaces=settings.namespaces)
@@ -317,10 +320,33 @@ class Operator:
 
     async def _heartbeat(self) -> None:
         while True:
+            begun_mono = time.monotonic()
             self._health.beat()
+            self._judge_sight()
             self._metrics.queued.set(len(self._workers))
             self._metrics.show_backlogs(self._workers.backlogs())
             await anyio.sleep(1)
+            self._metrics.loop_lag.observe(max(0.0, time.monotonic() - begun_mono - 1))
+
+    def _judge_sight(self) -> None:
+        """Give the shards back while a watch is silent for too long, and take part again when it delivers."""
+        now_mono = time.monotonic()
+        for kind, silent_s in self._sight.silent_s(now_mono).items():
+            self._metrics.watch_silent.labels(kind.kind).set(silent_s)
+        stale = self._sight.stale(now_mono)
+        if stale is None:
+            if self._blind_since is not None:
+                log.info("watches_deliver_again", since=self._blind_since.isoformat())
+                self._health.blind = self._blind_since = None
+                self._elector.resume()
+            return
+        kind, silent_s = stale
+        if self._blind_since is None:
+            self._blind_since = _now() - timedelta(seconds=silent_s)
+            since = self._blind_since.isoformat(timespec="seconds")
+            self._health.blind = f"nothing of {kind.kind} has arrived since {since}; the shards are given back"
+            log.error("watches_are_stale", kind=kind.kind, since=since)
+            self._elector.suspend()
 
     async def _run_elector(self) -> None:
         """Join the election once a served namespace is synced; before, this replica can't reconcile its shards."""
@@ -342,6 +368,7 @@ class Operator:
             ),
             rand=random.random,
             on_error=on_error,
+            on_progress=lambda: self._sight.record((kind, scope["namespace"]), now_mono=time.monotonic()),
             on_restart=lambda how: self._metrics.watch_restarts.labels(kind.kind, how).inc(),
             **scope,
         )

@@ -56,6 +56,9 @@ class Settings(BaseSettings):
     )
     watch_timeout_s: Seconds = Field(300, description="after this, up to twice this, a watch is renewed")
     watch_idle_timeout_s: Seconds = Field(150, description="a watch silent for this long is taken for dead")
+    watch_stale_s: Seconds = Field(
+        300, description="a replica with a watch silent for this long gives its shards back and is not ready"
+    )
     backoff_base_s: Seconds = Field(0.5, description="upper bound of the delay after a first failure")
     backoff_cap_s: Seconds = Field(60, description="upper bound of the delay after many failures")
     status_settle_s: Seconds = Field(2, description="time for replica counters to come to rest before they are written")
@@ -163,6 +166,16 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _lease_times_are_ordered(self) -> Self:
         LeaseTimes(self.lease_duration_s, self.renew_deadline_s, self.retry_period_s)
+        return self
+
+    @model_validator(mode="after")
+    def _watches_are_renewed_before_they_are_stale(self) -> Self:
+        if self.watch_stale_s <= self.watch_idle_timeout_s:
+            message = (
+                f"--watch-stale-s ({self.watch_stale_s:g}) must exceed --watch-idle-timeout-s "
+                f"({self.watch_idle_timeout_s:g}): a silent watch is renewed first"
+            )
+            raise ValueError(message)
         return self
 
     @model_validator(mode="after")

@@ -142,6 +142,7 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
     rand: Callable[[], float],
     on_error: Callable[[Kind, OperatorError], None],
     on_restart: Callable[[Restart], None],
+    on_progress: Callable[[], None] = lambda: None,
     namespace: str | None = None,
     labels: str | None = None,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
@@ -154,13 +155,14 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
     failure ends this function, not even a kind that is not served yet or that is forbidden: each one is passed to
     ``on_error`` and followed by a pause, see ``WatchTimes``. When cancelled, it closes its connection.
 
+    ``on_progress`` is called for each page, event and bookmark: whatever proves that the server's state arrives.
     ``rand`` returns numbers in [0, 1). What ``sink`` raises is not caught.
     """
     state: State = Listing()
     while True:
         outcome: StreamOutcome
         if isinstance(state, Listing):
-            outcome = await _list(cluster, kind, namespace, labels, sink)
+            outcome = await _list(cluster, kind, namespace, labels, sink, on_progress)
         else:
             stream = cluster.watch(
                 kind,
@@ -170,7 +172,7 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
                 namespace=namespace,
                 labels=labels,
             )
-            outcome = await _watch(stream, kind, state.resource_version, sink)
+            outcome = await _watch(stream, kind, state.resource_version, sink, on_progress)
         before, state = state, next_state(state, outcome, times)
         if isinstance(before, Watching):
             on_restart("reconnect" if isinstance(state, Watching) else "relist")
@@ -183,7 +185,12 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
 
 
 async def _list(
-    cluster: Cluster, kind: Kind, namespace: str | None, labels: str | None, sink: Callable[[Delta], None]
+    cluster: Cluster,
+    kind: Kind,
+    namespace: str | None,
+    labels: str | None,
+    sink: Callable[[Delta], None],
+    on_progress: Callable[[], None],
 ) -> Complete | Failed:
     """Deliver one list, page by page."""
     first, version = True, ""
@@ -191,6 +198,7 @@ async def _list(
         async with aclosing(cluster.list(kind, namespace=namespace, labels=labels)) as pages:
             async for page in pages:
                 version = page.resource_version
+                on_progress()
                 sink(Listed(kind, namespace, tuple(page.items), version, first=first, last=page.last))
                 first = False
                 await anyio.lowlevel.checkpoint()
@@ -204,6 +212,7 @@ async def _watch(
     kind: Kind,
     version: str,
     sink: Callable[[Delta], None],
+    on_progress: Callable[[], None],
 ) -> Ended:
     """Deliver one stream's changes; a bookmark only moves the resourceVersion to resume from."""
     begun_mono = anyio.current_time()
@@ -212,6 +221,7 @@ async def _watch(
     try:
         async with stream as events:
             async for event in events:
+                on_progress()
                 match event.type:
                     case "ADDED" | "MODIFIED":
                         sink(Changed(kind, event.object))

@@ -35,6 +35,8 @@ class Health:
         self._mono = mono
         self._beat_mono = mono()
         self.is_ready = False
+        self.blind: str | None = None
+        """A sentence that says since when nothing of a watched kind arrives; None while everything does."""
 
     def beat(self) -> None:
         """Record that the event loop is running."""
@@ -103,14 +105,19 @@ def serving(port: int, metrics: Metrics, health: Health) -> Generator[int]:
     expose = make_wsgi_app(metrics.registry)
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        checks = {"/healthz": lambda: health.is_alive, "/readyz": lambda: health.is_alive and health.is_ready}
+        checks = {
+            "/healthz": lambda: health.is_alive,
+            "/readyz": lambda: health.is_alive and health.is_ready and not health.blind,
+        }
         path = environ["PATH_INFO"]
         if path == "/metrics":
             page: Iterable[bytes] = expose(environ, start_response)
             return page
         if path not in checks:
             return _plain(start_response, "404 Not Found")
-        return _plain(start_response, "200 OK" if checks[path]() else "503 Service Unavailable")
+        if checks[path]():
+            return _plain(start_response, "200 OK")
+        return _plain(start_response, "503 Service Unavailable", health.blind if path == "/readyz" else None)
 
     try:
         server = make_server("", port, answer, server_class=_Server, handler_class=_QuietHandler)
@@ -127,6 +134,6 @@ def serving(port: int, metrics: Metrics, health: Health) -> Generator[int]:
         server.server_close()
 
 
-def _plain(start_response: Callable[..., Any], status: str) -> Iterable[bytes]:
+def _plain(start_response: Callable[..., Any], status: str, reason: str | None = None) -> Iterable[bytes]:
     start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-    return [status.encode() + b"\n"]
+    return [f"{status}: {reason}\n".encode() if reason else f"{status}\n".encode()]

@@ -67,6 +67,21 @@ def test_readyz_is_about_being_ready_and_alive() -> None:
         assert get(port, "/readyz")[0] == 503
 
 
+def test_a_blind_replica_is_not_ready_and_says_since_when() -> None:
+    """It is alive all the same: a restart would not help against an API server that can't be reached."""
+    health = Health(Clock())
+    health.is_ready = True
+    with serving(0, Metrics(), health) as port:
+        health.blind = "nothing of Service has arrived since noon"
+        assert get(port, "/healthz")[0] == 200
+        assert get(port, "/readyz")[::2] == (
+            503,
+            "503 Service Unavailable: nothing of Service has arrived since noon\n",
+        )
+        health.blind = None
+        assert get(port, "/readyz")[0] == 200
+
+
 def test_metrics_are_served_in_prometheus_text() -> None:
     """Of this operator alone: two in one process do not share a registry."""
     metrics = Metrics()
