@@ -50,9 +50,15 @@ class Settings(BaseSettings):
         (), description="tenants that count for several, such as team-a=3, separated by commas; all others count for 1"
     )
     max_connections: int = Field(64, ge=1, le=1000, description="connections to the API server beside watches")
-    request_timeout_s: Seconds = Field(10, description="bound on each API request")
+    request_timeout_s: Seconds = Field(10, description="bound on each read from the API server, and on each Lease")
+    write_timeout_s: Seconds = Field(
+        65, description="bound on each write; above the API server's own 60 s, which slow webhooks may take up"
+    )
     watch_timeout_s: Seconds = Field(300, description="after this, up to twice this, a watch is renewed")
     watch_idle_timeout_s: Seconds = Field(150, description="a watch silent for this long is taken for dead")
+    watch_stale_s: Seconds = Field(
+        300, description="a replica with a watch silent for this long gives its shards back and is not ready"
+    )
     backoff_base_s: Seconds = Field(0.5, description="upper bound of the delay after a first failure")
     backoff_cap_s: Seconds = Field(60, description="upper bound of the delay after many failures")
     status_settle_s: Seconds = Field(2, description="time that replica counters are debounced before they are written")
@@ -162,6 +168,16 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _lease_times_are_ordered(self) -> Self:
         LeaseTimes(self.lease_duration_s, self.renew_deadline_s, self.retry_period_s)
+        return self
+
+    @model_validator(mode="after")
+    def _watches_are_renewed_before_they_are_stale(self) -> Self:
+        if self.watch_stale_s <= self.watch_idle_timeout_s:
+            message = (
+                f"--watch-stale-s ({self.watch_stale_s:g}) must exceed --watch-idle-timeout-s "
+                f"({self.watch_idle_timeout_s:g}): a silent watch is renewed first"
+            )
+            raise ValueError(message)
         return self
 
     @model_validator(mode="after")
