@@ -310,11 +310,9 @@ class Deliveries(RuleBasedStateMachine):
 
     def show(self, shown: Object) -> None:
         """Record that a state of an object was delivered: its predecessors of that name are gone."""
-        self.told |= {
-            uid
-            for at, uid in self.shown
-            if at == key_of(shown) and self.died.get(uid, self.version) < version_of(shown)
-        }
+        deaths = [each.object for each in self.history if isinstance(each, Deleted)]
+        before = [each for each in deaths if version_of(each) < version_of(shown) and key_of(each) == key_of(shown)]
+        self.told |= {each["metadata"]["uid"] for each in before}
         key = (key_of(shown), shown["metadata"]["uid"])
         if key not in self.shown or version_of(self.shown[key]) < version_of(shown):
             self.shown[key] = shown
