@@ -40,7 +40,7 @@ from operator_app.api.kinds import (
     Object,
     key_of,
 )
-from operator_app.errors import ConflictError, InvalidError, PolicyError
+from operator_app.errors import REFUSED_BY_POLICY, ConflictError, InvalidError, PolicyError
 from operator_app.kube.client import Cluster
 from operator_app.kube.preconditions import identity, pinned_uid, pinned_version
 from operator_app.kube.store import Store
@@ -66,9 +66,6 @@ that).
 
 NAME_CONFLICT: Final = "NameConflict"
 """The reason of a problem with a foreign object under the name of ours."""
-
-REFUSED_BY_POLICY: Final = "RefusedByPolicy"
-"""The reason of a problem with an apply that an admission policy or webhook refuses."""
 
 CONTENDED: Final = "Contended"
 """The reason of a problem with an object of ours that another writer keeps deleting, or in which it keeps taking fields
@@ -530,7 +527,7 @@ def _not_held(left: tuple[Difference, ...]) -> Problem:
 def _refused(error: InvalidError | PolicyError, plan: Plan) -> Problem:
     if isinstance(error, PolicyError):
         message = f"{plan.kind} {plan.key} is refused by a policy of the cluster: {error.message}"
-        return Problem(REFUSED_BY_POLICY, message, needs_user_action=True, ends_with_event=True)
+        return Problem(error.reason, message, needs_user_action=True, ends_with_event=True)
     fields = ", ".join(cause.field for cause in error.causes) or "the object"
     message = f"{error.kind} {error.key}: {fields} was refused: {error.message}{_co_owners(plan)}"
     return Problem(error.reason, message, needs_user_action=True, ends_with_event=True)

@@ -25,6 +25,9 @@ from typing import Final
 
 from operator_app.api.kinds import Key, Kind
 
+REFUSED_BY_POLICY: Final = "RefusedByPolicy"
+"""The reason of a request that an admission policy or webhook of the cluster refuses."""
+
 LONGEST_WAIT_S: Final = 3600.0
 """Upper bound on any requested retry delay."""
 
@@ -167,7 +170,7 @@ class PolicyError(TerminalError):
     """
 
     def __init__(self, message: str, *, kind: Kind | None = None, key: Key | None = None) -> None:
-        super().__init__("RefusedByPolicy", message, kind=kind, key=key)
+        super().__init__(REFUSED_BY_POLICY, message, kind=kind, key=key)
 
 
 class ForbiddenError(TerminalError):

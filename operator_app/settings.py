@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from operator_app.api.kinds import OPERATOR_NAMESPACE
 from operator_app.sharding.leases import LeaseTimes
 
 ENV_PREFIX: Final = "OPERATOR_APP_"
@@ -30,7 +31,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
 
-    namespace: str = Field("edge-system", min_length=1, description="own namespace; registry records are kept there")
+    namespace: str = Field(
+        OPERATOR_NAMESPACE, min_length=1, description="own namespace; registry records are kept there"
+    )
     image: str = Field(
         "envoyproxy/envoy:v1.40.0", min_length=1, description="Envoy image of proxies whose spec names none"
     )

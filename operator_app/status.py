@@ -379,11 +379,7 @@ class StatusWriter:
 
     async def _write(self, proxy: Object, status: Object) -> float | None:
         key = key_of(proxy)
-        restored = RestoredField(_STATUS, "the status", _digest(status), ())
-        pause_s = self._contention.pause_s(
-            _subject(proxy), {_STATUS: restored.declared}, is_repair=True, now_mono=self._mono()
-        )
-        if has_stale_managers(proxy, subresource=_SUBRESOURCE) and pause_s <= 0:
+        if has_stale_managers(proxy, subresource=_SUBRESOURCE) and self._pause_s(proxy, _digest(status)) <= 0:
             patch = patch_of_stale_managers(proxy, subresource=_SUBRESOURCE)
             proxy = await merge_at_version(
                 self._cluster, self._store, ENVOY_PROXY, proxy, patch, on_write=self._on_write
@@ -401,8 +397,10 @@ class StatusWriter:
             due = self._due_mono.setdefault(key, self._mono() + self._settle_s)
             if due > self._mono():
                 return due - self._mono()
-        is_repeated = self._written.get(key) == restored.declared
-        if is_repeated and pause_s > 0:
+        digest = _digest(declared)
+        is_repeated = self._written.get(key) == digest
+        pause_s = self._pause_s(proxy, digest) if is_repeated else 0.0
+        if pause_s > 0:
             return pause_s
         self._due_mono.pop(key, None)
         applied = await self._cluster.apply(ENVOY_PROXY, desired, force=True, subresource=_SUBRESOURCE)
@@ -411,10 +409,15 @@ class StatusWriter:
         self._store.learn(ENVOY_PROXY, applied.object)
         if is_repeated:
             # This very status was written before, so somebody else has changed it since.
+            restored = RestoredField(_STATUS, "the status", digest, ())
             self._contention.record(_subject(proxy), [restored], is_repair=True, now_mono=self._mono())
-        self._written[key] = restored.declared
+        self._written[key] = digest
         is_unfinished = status != declared or has_stale_managers(applied.object, subresource=_SUBRESOURCE)
         return 0.0 if is_unfinished else None
+
+    def _pause_s(self, proxy: Object, digest: str) -> float:
+        """How long a status with this digest has to wait, in seconds."""
+        return self._contention.pause_s(_subject(proxy), {_STATUS: digest}, is_repair=True, now_mono=self._mono())
 
     def forget(self, key: Key) -> None:
         """Drop what is kept for a proxy that is gone."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from operator_app.api.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
-from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck
+from operator_app.apply import NAME_CONFLICT, Applier, Ownership, OwnershipCheck
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.preconditions import pinned_uid
 from operator_app.kube.store import Store
@@ -22,9 +22,6 @@ HOSTNAME_TAKEN: Final = "HostnameTaken"
 
 HOSTNAME_ORPHANED: Final = "HostnameOrphaned"
 """The reason where an orphaned record of an earlier proxy of this name owns the hostname; it ends the same way."""
-
-RECHECK_S: Final = 60.0
-"""A proxy that waits for a claim of its previous incarnation is requeued after this."""
 
 
 class Claims:
@@ -48,11 +45,7 @@ class Claims:
         if problem is not None and problem.reason == NAME_CONFLICT:
             message = f"another proxy has the hostname {hostname}: choose another one, or wait until it is free"
             problem = Problem(HOSTNAME_TAKEN, message, needs_user_action=True, ends_with_event=True)
-        requeue_after_s = result.requeue_after_s
-        if problem is not None and plan.action is Action.WAIT:
-            # The claim's deletion triggers a reconcile; this delay is for a watch event that is lost.
-            requeue_after_s = RECHECK_S
-        return Registration(result.outcome, problem, requeue_after_s)
+        return Registration(result.outcome, problem, result.requeue_after_s)
 
     def is_owner(self, hostname: str, uid: str) -> bool:
         """Whether the store has the claim on ``hostname`` with this proxy's UID."""
