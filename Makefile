@@ -70,6 +70,22 @@ format: $(STAMP) ## Rewrite the sources as the formatter and the safe lint fixes
 unit: $(STAMP) ## Unit tests: seconds, no cluster
 	@$(PYTEST) tests/unit $(ARGS)
 
+.PHONY: unit-pythons
+unit-pythons: ## Unit tests on every Python that is supported and found here, each in a fresh environment outside of .venv
+	@for minor in 11 12 13; do \
+	  python=$$(command -v python3.$$minor || ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.$$minor.*/bin/python3.$$minor 2>/dev/null | tail -1) \
+	    || true; \
+	  if [ -z "$$python" ]; then echo "== unit-pythons: no Python 3.$$minor here"; continue; fi; \
+	  echo "== unit-pythons: $$python"; \
+	  place="$${TMPDIR:-/tmp}/operator-app-python3.$$minor-$$(git hash-object requirements/dev.txt)"; \
+	  if [ ! -e "$$place/complete" ]; then \
+	    "$$python" -m venv --clear "$$place"; \
+	    "$$place/bin/pip" install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt; \
+	    touch "$$place/complete"; \
+	  fi; \
+	  "$$place/bin/python" -m pytest tests/unit -p no:cacheprovider $(ARGS); \
+	done
+
 .PHONY: e2e
 e2e: $(STAMP) ## End-to-end tests on a real API server; ARGS="-k drift -x" goes to pytest
 	@$(PYTEST) tests/e2e $(ARGS)

@@ -4,20 +4,26 @@ Errors are one sentence on standard error and a non-zero exit: 2 for what the us
 """
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Final, TypeVar
 
 import anyio
 import yaml
 from pydantic import ValidationError
+
+if __name__ == "__main__":
+    # Before the long imports: as process 1 of a container there is no default action, and SIGTERM would be ignored.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 from operator_app import app
 from operator_app.api.crd import crds, to_yaml
 from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object
 from operator_app.api.models import parse_spec, problem_of, sentence
 from operator_app.desired import children
-from operator_app.errors import ConfigurationError, OperatorError, TerminalError
+from operator_app.errors import ConfigurationError, OperatorError, TerminalError, ThrottledError
 from operator_app.explain import explain
 from operator_app.kube.client import Cluster
 from operator_app.observability.logs import configure_logging
@@ -25,6 +31,11 @@ from operator_app.registration.audit import Finding, findings, fix, outside_entr
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
 from operator_app.settings import ENV_PREFIX, Settings
+
+RETRY_WITHIN_S: Final = 30.0
+"""Commands repeat reads that the API server answers with 429 for this long: just after CRDs were installed it does."""
+
+T = TypeVar("T")
 
 _RENDERED_UID = "00000000-0000-0000-0000-000000000000"
 
@@ -98,9 +109,9 @@ def _explain(parsed: argparse.Namespace) -> int:
         async with Cluster.connect(
             kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER
         ) as cluster:
-            return await explain(
-                cluster, Key(namespace, name), default_image=settings.image, installation=settings.namespace
-            )
+            key = Key(namespace, name)
+            image, installation = settings.image, settings.namespace
+            return await _while_throttled(lambda: explain(cluster, key, default_image=image, installation=installation))
 
     try:
         sys.stdout.write(anyio.run(explanation, _settings(parsed)))
@@ -138,6 +149,19 @@ def _audit(parsed: argparse.Namespace) -> int:
         return _complain(" ".join(str(error).split()))
 
 
+async def _while_throttled(read: Callable[[], Awaitable[T]]) -> T:
+    """The result of ``read``, repeated while the API server answers 429, for ``RETRY_WITHIN_S`` seconds."""
+    deadline_mono = anyio.current_time() + RETRY_WITHIN_S
+    while True:
+        try:
+            return await read()
+        except ThrottledError as error:
+            pause_s = min(max(error.retry_after_s or 1.0, 0.1), 10.0)
+            if anyio.current_time() + pause_s > deadline_mono:
+                raise
+            await anyio.sleep(pause_s)
+
+
 async def _audited(settings: Settings, is_fixing: bool) -> int:  # noqa: FBT001 - anyio.run takes no keywords
     """Print the findings, remove with ``is_fixing`` what may be removed, and return the exit code."""
     async with (
@@ -146,7 +170,9 @@ async def _audited(settings: Settings, is_fixing: bool) -> int:  # noqa: FBT001 
     ):
         # The registries first: a record of no proxy that exists afterwards belongs to a deleted proxy.
         outside, failed = await outside_entries(registries)
-        seen = await survey(cluster, outside, namespace=settings.namespace, namespaces=settings.namespaces)
+        seen = await _while_throttled(
+            lambda: survey(cluster, outside, namespace=settings.namespace, namespaces=settings.namespaces)
+        )
         left = found = findings(seen)
         for name, error in failed.items():
             _complain(f"the registry {name} can't be read, so nothing is said about it: {error}")

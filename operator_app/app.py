@@ -12,12 +12,13 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Final
 
 import anyio
 import structlog
+from anyio.abc import TaskStatus
 
 from operator_app.api.kinds import FIELD_MANAGER, LEASE, Key, Kind
 from operator_app.apply import Applier
@@ -26,10 +27,11 @@ from operator_app.controller.drift_events import Reporter
 from operator_app.controller.periodic_audit import PeriodicAudit
 from operator_app.controller.resync_loop import ResyncLoop
 from operator_app.controller.scopes import INDEXES, KEPT, Scope, Scopes
+from operator_app.controller.sight import Sight
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
 from operator_app.controller.workqueue import Limits
-from operator_app.errors import FencedError, OperatorError
+from operator_app.errors import ConfigurationError, FencedError, OperatorError
 from operator_app.finalizer import Finalizer
 from operator_app.kube import fencing
 from operator_app.kube.client import Cluster, Request
@@ -68,6 +70,36 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
     Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration or registry,
     or when the HTTP port is taken.
     """
+    refused: ConfigurationError | None = None
+    async with anyio.create_task_group() as tasks:
+        # Before the operator has started a signal cancels the start; afterwards, Operator.stop replaces that.
+        stopping = Stopping(tasks.cancel_scope.cancel)
+        await tasks.start(stopping.receive)
+        try:
+            await _run(settings, connect, stopping)
+        except ConfigurationError as error:
+            refused = error  # raised outside of the task group, which would wrap it
+        tasks.cancel_scope.cancel()
+    if refused is not None:
+        raise refused
+
+
+class Stopping:
+    """SIGTERM and SIGINT, from before anything is started: ``act`` is what they do at the moment."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+
+    async def receive(self, *, task_status: TaskStatus[None]) -> None:
+        """Receive signals until cancelled."""
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                log.info("stopping", signal=signal.Signals(number).name)
+                self.act()
+
+
+async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None:
     metrics, health, backpressure = Metrics(), Health(), Backpressure()
     replica = settings.replica_name or _replica_name(settings)
 
@@ -92,6 +124,7 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
             context=settings.context,
             user_agent=f"{FIELD_MANAGER}/{replica}",
             request_timeout_s=settings.request_timeout_s,
+            write_timeout_s=settings.write_timeout_s,
             max_connections=settings.max_connections,
             observe=observe,
             before_write=before_write,
@@ -103,7 +136,9 @@ async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None
             warn_of_settings(settings)
             await refuse_unknown_namespaces(cluster, settings)
             with fencing.holding(fencing.NO_TOKEN):
-                await Operator(settings, cluster, metrics, health, backpressure, registries, replica=replica).run()
+                operator = Operator(settings, cluster, metrics, health, backpressure, registries, replica=replica)
+                stopping.act = operator.stop
+                await operator.run()
             log.info("stopped")
 
 
@@ -148,6 +183,8 @@ class Operator:
         self._registries = registries
         self._tasks = anyio.create_task_group()
         self._can_join = anyio.Event()
+        self._sight = Sight(settings.watch_stale_s)
+        self._blind_since: datetime | None = None
         self._has_released = anyio.Event()
         self._store = Store(INDEXES, KEPT)
         self._scopes = Scopes(self._store, namespace=settings.namespace, namespaces=settings.namespaces)
@@ -270,27 +307,47 @@ class Operator:
             tasks.start_soon(self._run_elector)
             tasks.start_soon(self._resync_loop.run)
             tasks.start_soon(self._events.run)
-            tasks.start_soon(self._stop_on_signal)
             await self._workers.run(grace_s=self._settings.shutdown_grace_s)
             with anyio.move_on_after(RELEASE_TIMEOUT_S):
                 await self._has_released.wait()
             tasks.cancel_scope.cancel()
 
-    async def _stop_on_signal(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for number in signals:
-                log.info("stopping", signal=signal.Signals(number).name)
-                self._health.is_ready = False
-                self._elector.leave()
-                self._can_join.set()
-                self._workers.stop()
+    def stop(self) -> None:
+        """Begin no further reconcile; ``run`` returns once those in progress have ended."""
+        self._health.is_ready = False
+        self._elector.leave()
+        self._can_join.set()
+        self._workers.stop()
 
     async def _heartbeat(self) -> None:
         while True:
+            begun_mono = time.monotonic()
             self._health.beat()
+            self._judge_sight()
             self._metrics.queued.set(len(self._workers))
             self._metrics.show_backlogs(await self._workers.backlogs())
             await anyio.sleep(1)
+            self._metrics.loop_lag.observe(max(0.0, time.monotonic() - begun_mono - 1))
+
+    def _judge_sight(self) -> None:
+        """Give the shards back while a watch is silent for too long, and take part again when it delivers."""
+        now_mono = time.monotonic()
+        for kind, silent_s in self._sight.silent_s(now_mono).items():
+            self._metrics.watch_silent.labels(kind.kind).set(silent_s)
+        stale = self._sight.stale(now_mono)
+        if stale is None:
+            if self._blind_since is not None:
+                log.info("watches_deliver_again", since=self._blind_since.isoformat())
+                self._health.blind = self._blind_since = None
+                self._elector.resume()
+            return
+        kind, silent_s = stale
+        if self._blind_since is None:
+            self._blind_since = _now() - timedelta(seconds=silent_s)
+            since = self._blind_since.isoformat(timespec="seconds")
+            self._health.blind = f"nothing of {kind.kind} has arrived since {since}; the shards are given back"
+            log.error("watches_are_stale", kind=kind.kind, since=since)
+            self._elector.suspend()
 
     async def _run_elector(self) -> None:
         """Join the election once a served namespace is synced; before, this replica can't reconcile its shards."""
@@ -312,6 +369,7 @@ class Operator:
             ),
             rand=random.random,
             on_error=on_error,
+            on_progress=lambda: self._sight.record((kind, scope["namespace"]), now_mono=time.monotonic()),
             on_restart=lambda how: self._metrics.watch_restarts.labels(kind.kind, how).inc(),
             **scope,
         )

@@ -20,8 +20,8 @@ _MOST_FOREIGN: Final = 30
 
 _ACTIONS = {
     Action.NOTHING: "holds; nothing to write",
-    Action.CREATE: "does not exist; the next round creates it",
-    Action.REPAIR: "differs; the next round writes the fields marked with !",
+    Action.CREATE: "does not exist; the next reconcile creates it",
+    Action.REPAIR: "differs; the next reconcile writes the fields marked with !",
     Action.WAIT: "waits",
     Action.LEAVE: "is left alone",
 }

@@ -8,7 +8,7 @@ from operator_app.errors import OperatorError
 
 
 class Outcome(StrEnum):
-    """What became of one object in one round."""
+    """What became of one object in one reconcile."""
 
     CREATED = "created"
     CONFIGURED = "configured"

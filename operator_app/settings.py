@@ -47,24 +47,32 @@ class Settings(BaseSettings):
     http_port: int = Field(8080, ge=0, le=65535, description="port of /healthz, /readyz and /metrics; 0 picks one")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     log_format: Literal["json", "console"] = Field("json", description="json: one object a line; console: for people")
-    workers: int = Field(16, ge=1, le=1000, description="rounds running at the same time")
-    in_flight_per_tenant: int = Field(1, ge=1, le=1000, description="rounds of one tenant running at the same time")
+    workers: int = Field(16, ge=1, le=1000, description="reconciles running at the same time")
+    in_flight_per_tenant: int = Field(1, ge=1, le=1000, description="reconciles of one tenant running at the same time")
     tenant_weights: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="tenants that count for several, such as team-a=3, separated by commas; all others count for 1"
     )
     max_connections: int = Field(64, ge=1, le=1000, description="connections to the API server beside watches")
-    request_timeout_s: Seconds = Field(10, description="bound on each API request")
+    request_timeout_s: Seconds = Field(10, description="bound on each read from the API server, and on each Lease")
+    write_timeout_s: Seconds = Field(
+        65, description="bound on each write; above the API server's own 60 s, which slow webhooks may take up"
+    )
     watch_timeout_s: Seconds = Field(300, description="after this, up to twice this, a watch is renewed")
     watch_idle_timeout_s: Seconds = Field(150, description="a watch silent for this long is taken for dead")
+    watch_stale_s: Seconds = Field(
+        300, description="a replica with a watch silent for this long gives its shards back and is not ready"
+    )
     backoff_base_s: Seconds = Field(0.5, description="upper bound of the delay after a first failure")
     backoff_cap_s: Seconds = Field(60, description="upper bound of the delay after many failures")
-    status_settle_s: Seconds = Field(2, description="time for replica counters to come to rest before they are written")
+    status_settle_s: Seconds = Field(2, description="time that replica counters are debounced before they are written")
     sweep_interval_s: Seconds = Field(900, description="time between full sweeps")
     contention_threshold: int = Field(3, ge=1, le=100, description="repairs of a taken field before they slow down")
     contention_window_s: Seconds = Field(60, description="repairs of a field closer together than this are a row")
     contention_base_s: Seconds = Field(2, description="first pause between repairs of a field that is taken again")
     contention_cap_s: Seconds = Field(300, description="longest pause between repairs of a field that is taken again")
-    shutdown_grace_s: Seconds = Field(20, description="time for rounds to finish after SIGTERM or when a shard moves")
+    shutdown_grace_s: Seconds = Field(
+        20, description="time for reconciles to finish after SIGTERM or when a shard moves"
+    )
     shards: int = Field(1, ge=1, le=256, description="parts that replicas divide the namespaces into; the same for all")
     replica_name: str | None = Field(
         None,
@@ -163,6 +171,16 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _lease_times_are_ordered(self) -> Self:
         LeaseTimes(self.lease_duration_s, self.renew_deadline_s, self.retry_period_s)
+        return self
+
+    @model_validator(mode="after")
+    def _watches_are_renewed_before_they_are_stale(self) -> Self:
+        if self.watch_stale_s <= self.watch_idle_timeout_s:
+            message = (
+                f"--watch-stale-s ({self.watch_stale_s:g}) must exceed --watch-idle-timeout-s "
+                f"({self.watch_idle_timeout_s:g}): a silent watch is renewed first"
+            )
+            raise ValueError(message)
         return self
 
     @model_validator(mode="after")

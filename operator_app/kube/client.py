@@ -39,7 +39,7 @@ from operator_app.errors import NotFoundError, OperatorError, TransientError, Un
 from operator_app.kube.fencing import check_before_sending
 from operator_app.kube.kubeconfig import endpoint
 from operator_app.kube.responses import Page, WatchEvent, object_in, page_in, refusal, watch_event
-from operator_app.kube.transport import tls_context, transport
+from operator_app.kube.transport import RenewedTransport, tls_context
 
 REQUEST_EXTENSION: Final = "operator_app.request"
 """The HTTP request's ``extensions`` have the ``Request`` under this name, for transports that inspect requests."""
@@ -106,25 +106,28 @@ class Cluster:
         watches: GenericAsyncClient,
         *,
         request_timeout_s: float,
+        write_timeout_s: float | None = None,
         observe: Observer | None = None,
         before_write: BeforeWrite | None = None,
     ) -> None:
         self._requests = requests
         self._watches = watches
         self._request_timeout_s = request_timeout_s
+        self._write_timeout_s = write_timeout_s or request_timeout_s
         self._observe = observe
         self._before_write = before_write
         self._pages = anyio.Semaphore(PAGES_AT_ONCE)
 
     @classmethod
     @asynccontextmanager
-    async def connect(
+    async def connect(  # noqa: PLR0913 - each keyword is a choice of its own, of the application or of a test
         cls,
         *,
         user_agent: str,
         kubeconfig: Path | None = None,
         context: str | None = None,
         request_timeout_s: float = 10,
+        write_timeout_s: float = 65,
         max_connections: int = 32,
         observe: Observer | None = None,
         before_write: BeforeWrite | None = None,
@@ -132,17 +135,20 @@ class Cluster:
     ) -> AsyncGenerator["Cluster"]:
         """A client that is usable while the context lasts; sends nothing by itself.
 
-        ``request_timeout_s`` bounds each request as a whole, the wait for one of ``max_connections`` included. Watches
+        ``request_timeout_s`` bounds each read as a whole, the wait for one of ``max_connections`` included, and
+        ``write_timeout_s`` each write but those of Leases: the API server itself takes up to 60 s for a write that
+        webhooks hold up, and a write that is given up before is given up every time. Watches
         have connections of their own, so that neither starves the other, and requests about Leases use the watches'
         pool, so that no burst of requests delays a renewal. ``before_write`` is called before each request but reads,
         after the wait for a connection too. ``transport_wrapper`` puts a transport around each of the two pools. Raises
         ``ConfigurationError``.
         """
-        server = await anyio.to_thread.run_sync(functools.partial(endpoint, kubeconfig, context, environ=os.environ))
+        load = functools.partial(endpoint, kubeconfig, context, environ=os.environ)
+        server = await anyio.to_thread.run_sync(load)
         tls = await anyio.to_thread.run_sync(tls_context, server)
 
         def client(connections: int | None) -> GenericAsyncClient:
-            pool = transport(server, tls, max_connections=connections)
+            pool = RenewedTransport(server, tls, load=load, max_connections=connections)
             config = SingleConfig("operator", Context(cluster="operator"), ClusterConfig(server=server.server), User())
             wrapped = pool if transport_wrapper is None else transport_wrapper(pool)
             return GenericAsyncClient(_Connection(wrapped, user_agent, request_timeout_s), config)
@@ -150,7 +156,12 @@ class Cluster:
         requests, watches = client(max_connections), client(None)
         try:
             yield cls(
-                requests, watches, request_timeout_s=request_timeout_s, observe=observe, before_write=before_write
+                requests,
+                watches,
+                request_timeout_s=request_timeout_s,
+                write_timeout_s=write_timeout_s,
+                observe=observe,
+                before_write=before_write,
             )
         finally:
             with anyio.CancelScope(shield=True):
@@ -385,17 +396,21 @@ class Cluster:
     async def _send(
         self, client: GenericAsyncClient, request: Request, prepared: BasicRequest, *, stream: bool = False
     ) -> httpx2.Response:
+        is_read = request.verb in _READS
+        timeout_s = self._request_timeout_s if is_read or request.kind == LEASE else self._write_timeout_s
+        if not is_read:
+            prepared.timeout = httpx2.Timeout(timeout_s)
         http = client.build_adapter_request(prepared)
         http.extensions[REQUEST_EXTENSION] = request
-        if self._before_write is not None and request.verb not in _READS:
+        if self._before_write is not None and not is_read:
             self._before_write(request)
             http.extensions["trace"] = check_before_sending(functools.partial(self._before_write, request))
         begun_mono = anyio.current_time()
         status: int | None = None
         try:
             with (
-                _failures_translated(request.kind, request.key, self._request_timeout_s),
-                anyio.fail_after(self._request_timeout_s),
+                _failures_translated(request.kind, request.key, timeout_s),
+                anyio.fail_after(timeout_s),
             ):
                 response: httpx2.Response = await client.send(http, stream=stream)  # type: ignore[no-untyped-call]
             status = response.status_code

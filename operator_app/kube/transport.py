@@ -7,9 +7,12 @@ one HTTP/2 connection, idle watches were seen to starve a request past all its t
 import base64
 import os
 import ssl
+import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -25,6 +28,15 @@ TOKEN_MAX_AGE_S: Final = 60.0
 """A token file is read again after this; the kubelet renews a token at 80 % of its lifetime of ten minutes or more.
 https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/#launch-a-pod-using-service-account-token-projection
 """
+
+RELOAD_AFTER_S: Final = 30.0
+"""The kubeconfig, or the service account's CA, and all files that it names are read again after this."""
+
+RELOAD_AT_MOST_EVERY_S: Final = 1.0
+"""After a connection or a request that was refused they are read again at once, but not more often than this."""
+
+PLUGIN_TIMEOUT_S: Final = 60.0
+"""A credential plugin may run for this long, whatever the bound of the request that waits for it."""
 
 KEEPALIVE_EXPIRY_S: Final = 60.0
 """Idle connections are closed before the server's idle timeout (90 s), so that it closes none during a request."""
@@ -102,25 +114,60 @@ class ExecToken:
         self._value = ""
         self._expires_at = float("inf")
         self._one_at_a_time = anyio.Lock()
+        self._running: Future[subprocess.CompletedProcess[bytes]] | None = None
 
     async def authorization(self, *, rejected: str | None = None) -> str:
-        """The plugin's token; concurrent callers share one run of it."""
+        """The plugin's token; concurrent callers share one run of it.
+
+        A run does not end with the request that began it: the next request uses its result.
+        """
         async with self._one_at_a_time:
             if not self._value or rejected == self._value or time.time() >= self._expires_at:
                 await self._run()
             return self._value
 
-    async def _run(self) -> None:
+    def _start(self) -> "Future[subprocess.CompletedProcess[bytes]]":
+        """Run the plugin in a thread of its own, which ends with the process."""
         plugin = self._plugin
         info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
         environment = os.environ | dict(plugin.env) | {"KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
+        result: Future[subprocess.CompletedProcess[bytes]] = Future()
+
+        def run() -> None:
+            command = [plugin.command, *plugin.args]
+            try:
+                done = subprocess.run(  # noqa: S603 - the command is the one that the kubeconfig names
+                    command,
+                    env=environment,
+                    check=False,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    timeout=PLUGIN_TIMEOUT_S,
+                )
+            except Exception as error:  # noqa: BLE001 - raised again where the result is read
+                result.set_exception(error)
+            else:
+                result.set_result(done)
+
+        threading.Thread(target=run, name="credential-plugin", daemon=True).start()
+        return result
+
+    async def _run(self) -> None:
+        plugin = self._plugin
+        running = self._running = self._running or self._start()
+        while not running.done():  # noqa: ASYNC110 - it ends in a thread that knows no event loop
+            await anyio.sleep(0.02)
+        self._running = None
         try:
-            done = await anyio.run_process([plugin.command, *plugin.args], env=environment, check=False)
+            done = running.result()
             if done.returncode != 0:
                 raise httpx2.ConnectError(f"the credential plugin {plugin.command} ended with {done.returncode}")
             status = msgspec.json.decode(done.stdout, type=_ExecCredential).status
         except OSError as error:
             raise httpx2.ConnectError(f"the credential plugin {plugin.command} cannot run: {error}") from error
+        except subprocess.TimeoutExpired:
+            message = f"the credential plugin {plugin.command} did not end within {PLUGIN_TIMEOUT_S:g} s"
+            raise httpx2.ConnectError(message) from None
         except msgspec.DecodeError as error:
             raise httpx2.ConnectError(f"the credential plugin {plugin.command} printed no ExecCredential") from error
         token = (status.token or "").strip()
@@ -179,6 +226,9 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no certificate, and is not used
     try:
         context = ssl.create_default_context(cadata=endpoint.ca)
+        # Python 3.13 refuses CAs without key identifiers (RFC 5280 section 4.2.1.1), which clusters have and client-go
+        # accepts. The chain, the dates and the host name are verified all the same.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if endpoint.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -208,3 +258,73 @@ def transport(endpoint: Endpoint, tls: ssl.SSLContext, *, max_connections: int |
     )
     found = credentials(endpoint)
     return pool if found is None else AuthorizedTransport(pool, found)
+
+
+class RenewedTransport(httpx2.AsyncBaseTransport):
+    """One pool of connections whose certificates and credentials follow the files that they come from.
+
+    Open streams stay on the connections on which they began; every new connection uses the current files. A file that
+    is missing or half written changes nothing, and neither does a kubeconfig that names another server: that is for a
+    restart.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        tls: ssl.SSLContext,
+        *,
+        load: Callable[[], Endpoint],
+        max_connections: int | None,
+        clock: Callable[[], float] = anyio.current_time,
+    ) -> None:
+        self._endpoint = endpoint
+        self._load = load
+        self._max_connections = max_connections
+        self._clock = clock
+        self._pool = transport(endpoint, tls, max_connections=max_connections)
+        self._former: httpx2.AsyncBaseTransport | None = None
+        self._loaded_mono: float | None = None
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send with the current credentials; once more where the files have changed and nothing was carried out."""
+        await self._reload(RELOAD_AFTER_S)
+        try:
+            response = await self._pool.handle_async_request(request)
+        except httpx2.ConnectError:
+            if not await self._reload(RELOAD_AT_MOST_EVERY_S):
+                raise
+            return await self._pool.handle_async_request(request)
+        except (httpx2.TransportError, ssl.SSLError):
+            # TLS 1.3 refuses a client's certificate after the handshake; the request may have been carried out.
+            await self._reload(RELOAD_AT_MOST_EVERY_S)
+            raise
+        if response.status_code == 401 and await self._reload(RELOAD_AT_MOST_EVERY_S):
+            await response.aclose()
+            return await self._pool.handle_async_request(request)
+        return response
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for pool in filter(None, (self._former, self._pool)):
+            await pool.aclose()
+
+    async def _reload(self, after_s: float) -> bool:
+        """Read the files if that is ``after_s`` seconds ago; returns whether the pool is a new one."""
+        now_mono = self._clock()
+        if self._loaded_mono is None:
+            self._loaded_mono = now_mono
+        if now_mono - self._loaded_mono < after_s:
+            return False
+        self._loaded_mono = now_mono
+        try:
+            found = await anyio.to_thread.run_sync(self._load)
+            if found == self._endpoint or found.server != self._endpoint.server:
+                return False
+            tls = await anyio.to_thread.run_sync(tls_context, found)
+        except ConfigurationError:
+            return False
+        oldest, self._former = self._former, self._pool
+        self._endpoint, self._pool = found, transport(found, tls, max_connections=self._max_connections)
+        if oldest is not None:
+            await oldest.aclose()
+        return True

@@ -35,7 +35,7 @@ class WatchTimes:
     It sends a bookmark about once a minute, so a stream that is silent for ``idle_timeout_s`` (which must be well
     above) is taken for half-open. A stream that lasted for ``healthy_after_s`` counts as a success. The n-th pause in a
     row is ``min(backoff_cap_s, backoff_base_s * 2**(n-1))`` times a factor between one half and one, and never shorter
-    than the server's ``Retry-After``.
+    than the server's ``Retry-After``, which counts up to ``RETRY_AFTER_CAP_S``.
     """
 
     timeout_s: float = 300
@@ -65,6 +65,9 @@ class Watching:
     failures: int = 0
     is_stalled: bool = False
 
+
+RETRY_AFTER_CAP_S: Final = 60.0
+"""A watch waits no longer than this, whatever a load balancer in between asks for: nothing else wakes it up."""
 
 State = Listing | Watching
 """``failures`` counts the failures in a row before this state; it determines the next pause."""
@@ -143,6 +146,7 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
     rand: Callable[[], float],
     on_error: Callable[[Kind, OperatorError], None],
     on_restart: Callable[[Restart], None],
+    on_progress: Callable[[], None] = lambda: None,
     namespace: str | None = None,
     labels: str | None = None,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
@@ -155,13 +159,14 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
     No failure ends this function, not even a kind that is not served yet or that is forbidden: each one is passed to
     ``on_error`` and followed by a pause, see ``WatchTimes``. When cancelled, it closes its connection.
 
+    ``on_progress`` is called for each page, event and bookmark: whatever proves that the server's state arrives.
     ``rand`` returns numbers in [0, 1). What ``sink`` raises is not caught.
     """
     state: State = Listing()
     while True:
         outcome: StreamOutcome
         if isinstance(state, Listing):
-            outcome = await _list(cluster, kind, namespace, labels, sink)
+            outcome = await _list(cluster, kind, namespace, labels, sink, on_progress)
         else:
             stream = cluster.watch(
                 kind,
@@ -171,7 +176,7 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
                 namespace=namespace,
                 labels=labels,
             )
-            outcome = await _watch(stream, kind, state.resource_version, sink)
+            outcome = await _watch(stream, kind, state.resource_version, sink, on_progress)
         before, state = state, next_state(state, outcome, times)
         if isinstance(before, Watching):
             on_restart("reconnect" if isinstance(state, Watching) else "relist")
@@ -184,7 +189,12 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
 
 
 async def _list(
-    cluster: Cluster, kind: Kind, namespace: str | None, labels: str | None, sink: Callable[[Delta], None]
+    cluster: Cluster,
+    kind: Kind,
+    namespace: str | None,
+    labels: str | None,
+    sink: Callable[[Delta], None],
+    on_progress: Callable[[], None],
 ) -> Complete | Failed:
     """Deliver one list, batch by batch."""
     first, version = True, ""
@@ -192,6 +202,7 @@ async def _list(
         async with aclosing(cluster.list(kind, namespace=namespace, labels=labels)) as pages:
             async for page in pages:
                 version = page.resource_version
+                on_progress()
                 for objects, is_end in page.batches(BATCH_BYTES):
                     sink(Listed(kind, namespace, objects, version, first=first, last=page.last and is_end))
                     first = False
@@ -206,6 +217,7 @@ async def _watch(
     kind: Kind,
     version: str,
     sink: Callable[[Delta], None],
+    on_progress: Callable[[], None],
 ) -> Ended:
     """Deliver one stream's changes; a bookmark only moves the resourceVersion to resume from."""
     begun_mono = anyio.current_time()
@@ -214,6 +226,7 @@ async def _watch(
     try:
         async with stream as events:
             async for event in events:
+                on_progress()
                 match event.type:
                     case "ADDED" | "MODIFIED":
                         sink(Changed(kind, event.object))
@@ -228,5 +241,6 @@ async def _watch(
 
 
 def _retry_after_s(error: OperatorError | None) -> float:
-    """The seconds that the server asked to wait; 0 where it did not ask."""
-    return (error.retry_after_s or 0.0) if isinstance(error, TransientError) else 0.0
+    """The seconds that the server asked to wait, up to ``RETRY_AFTER_CAP_S``; 0 where it did not ask."""
+    asked_s = error.retry_after_s if isinstance(error, TransientError) else None
+    return min(asked_s or 0.0, RETRY_AFTER_CAP_S)

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -24,6 +24,9 @@ LOOP_STUCK_AFTER_S: Final = 30.0
 IDLE_TIMEOUT_S: Final = 10.0
 """A connection on which nothing arrives for this long is closed."""
 
+MAX_CONNECTIONS: Final = 64
+"""Connections that are open at the same time; one more closes the one that is open for longest."""
+
 
 class Health:
     """Whether the operator is alive and ready. Written by the event loop, read by the serving thread."""
@@ -32,6 +35,8 @@ class Health:
         self._mono = mono
         self._beat_mono = mono()
         self.is_ready = False
+        self.blind: str | None = None
+        """A sentence that says since when nothing of a watched kind arrives; None while everything does."""
 
     def beat(self) -> None:
         """Record that the event loop is running."""
@@ -44,16 +49,36 @@ class Health:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One thread for each connection, so that a slow or silent client delays no probe.
+    """One thread for each connection, so that a slow or silent client delays no probe; ``MAX_CONNECTIONS`` of them.
 
     Listens on IPv6 and IPv4 where the machine has both: probes come by the family of the cluster's Pods.
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
         super().__init__(*args, **options)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as in the base class
+        """Serve a connection in a thread, and end the oldest one where there are too many: probes always get in."""
+        with self._lock:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > MAX_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end of the stream, and ends
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - as in the base class
+        """Close a connection that was served."""
+        with self._lock:
+            self._open.pop(request, None)
+            super().shutdown_request(request)
 
     def server_bind(self) -> None:
         """Bind; an IPv6 socket is bound to IPv4 as well."""
@@ -80,14 +105,19 @@ def serving(port: int, metrics: Metrics, health: Health) -> Generator[int]:
     expose = make_wsgi_app(metrics.registry)
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        checks = {"/healthz": lambda: health.is_alive, "/readyz": lambda: health.is_alive and health.is_ready}
+        checks = {
+            "/healthz": lambda: health.is_alive,
+            "/readyz": lambda: health.is_alive and health.is_ready and not health.blind,
+        }
         path = environ["PATH_INFO"]
         if path == "/metrics":
             page: Iterable[bytes] = expose(environ, start_response)
             return page
         if path not in checks:
             return _plain(start_response, "404 Not Found")
-        return _plain(start_response, "200 OK" if checks[path]() else "503 Service Unavailable")
+        if checks[path]():
+            return _plain(start_response, "200 OK")
+        return _plain(start_response, "503 Service Unavailable", health.blind if path == "/readyz" else None)
 
     try:
         server = make_server("", port, answer, server_class=_Server, handler_class=_QuietHandler)
@@ -104,6 +134,6 @@ def serving(port: int, metrics: Metrics, health: Health) -> Generator[int]:
         server.server_close()
 
 
-def _plain(start_response: Callable[..., Any], status: str) -> Iterable[bytes]:
+def _plain(start_response: Callable[..., Any], status: str, reason: str | None = None) -> Iterable[bytes]:
     start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-    return [status.encode() + b"\n"]
+    return [f"{status}: {reason}\n".encode() if reason else f"{status}\n".encode()]

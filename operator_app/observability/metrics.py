@@ -67,6 +67,14 @@ class Metrics:
             "kind",
             "how",
         )
+        self.watch_silent = self._gauge(
+            "operator_app_watch_silent_seconds",
+            "For how long the longest-silent watch of a kind has delivered nothing, bookmarks included.",
+            "kind",
+        )
+        self.loop_lag = self._histogram(
+            "operator_app_event_loop_lag_seconds", "By how much a pause of a second of the event loop was longer."
+        )
         self.watch_errors = self._counter("operator_app_watch_errors", "Lists and watches that failed.", "kind")
 
     def _define_reconciles(self) -> None:

@@ -138,6 +138,16 @@ class Elector:
             if self._state.is_idle(token.shard):
                 self._wake.set()
 
+    def suspend(self) -> None:
+        """Release each shard once no reconcile of it is in progress, and acquire none until ``resume``."""
+        self._state.suspend()
+        self._wake.set()
+
+    def resume(self) -> None:
+        """Take part again after ``suspend``."""
+        self._state.resume()
+        self._wake.set()
+
     def leave(self) -> None:
         """Release each shard once no reconcile of it is in progress, and acquire none any more."""
         self._state.leave()

@@ -300,6 +300,7 @@ class ElectionState:
         """Members that left a shard free for a whole Lease, since they last acquired one."""
         self._has_begun = False
         self._is_leaving = False
+        self._is_suspended = False
 
     # --- observed Leases ----------------------------------------------------------------------------------------
 
@@ -391,6 +392,22 @@ class ElectionState:
         self._draining |= set(self._tokens)
         self._not_before_mono.pop(replica_lease_name(self.identity), None)
 
+    def suspend(self) -> None:
+        """Release every shard as its reconciles end, delete the membership, and acquire nothing until ``resume``."""
+        self._is_suspended = True
+        self._draining |= set(self._tokens)
+        self._not_before_mono.pop(replica_lease_name(self.identity), None)
+
+    def resume(self) -> None:
+        """Join again after ``suspend``, and keep the shards that were not released yet."""
+        self._is_suspended = False
+        if not self._is_leaving:
+            self._draining.clear()
+
+    @property
+    def _is_standing_back(self) -> bool:
+        return self._is_leaving or self._is_suspended
+
     @property
     def has_left(self) -> bool:
         """Whether, after ``leave``, all shards are released and the membership is deleted."""
@@ -442,7 +459,7 @@ class ElectionState:
                 self._observed.pop(request.name, None)
                 self._unable.pop((request.lease and request.lease.holder) or "", None)
                 del self._not_before_mono[request.name]
-            case LeaseAction.JOIN if self._is_leaving:
+            case LeaseAction.JOIN if self._is_standing_back:
                 del self._not_before_mono[request.name]
             case LeaseAction.JOIN:
                 pass
@@ -469,7 +486,7 @@ class ElectionState:
         yield from self._membership(now_mono, stamp)
         yield from self._renewals(now_mono, stamp)
         yield from self._releases(now_mono, stamp)
-        if not self._is_leaving:
+        if not self._is_standing_back:
             yield from self._acquisitions(now_mono, stamp)
             yield from self._removals(now_mono)
 
@@ -480,7 +497,7 @@ class ElectionState:
         name = replica_lease_name(self.identity)
         if not self._may_send(name, now_mono):
             return
-        if not self._is_leaving:
+        if not self._is_standing_back:
             yield LeaseRequest(
                 LeaseAction.JOIN, name, now_mono, body=self._body(name, Role.REPLICA, stamp, holder=self.identity)
             )
@@ -567,7 +584,7 @@ class ElectionState:
         until = request.sent_mono + self.times.renew_deadline_s
         if not self._is_written_by_us(request.shard) or until <= now_mono:
             return
-        if self._is_leaving or self._is_another_shard_count_in_use(now_mono):
+        if self._is_standing_back or self._is_another_shard_count_in_use(now_mono):
             self._releasing.add(request.shard)
             self._not_before_mono[request.name] = now_mono
             return

@@ -121,7 +121,7 @@ def repaired(**changes: Any) -> Answer:
     return answer
 
 
-def told(proxy: Object) -> Answer:
+def stored_status(proxy: Object) -> Answer:
     """``proxy`` with the applied status."""
 
     def answer(body: Object) -> tuple[int, Object]:
@@ -130,7 +130,7 @@ def told(proxy: Object) -> Answer:
     return answer
 
 
-def held(proxy: Object) -> Answer:
+def with_finalizer(proxy: Object) -> Answer:
     """``proxy`` with the applied finalizers, and only those of ours that are applied."""
 
     def answer(body: Object) -> tuple[int, Object]:
@@ -213,7 +213,7 @@ class Clock:
 
 
 @dataclass
-class Rooms:
+class Components:
     """The operator's rooms around one cluster, and what they told."""
 
     cluster: Cluster
@@ -247,8 +247,8 @@ def proxy_of(record: Object) -> Key:
 
 
 @asynccontextmanager
-async def rooms(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]) -> AsyncGenerator[Rooms]:
-    """Rooms whose every request goes to ``api``, and whose store knows these objects by their watches.
+async def components(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]) -> AsyncGenerator[Components]:
+    """Components whose every request goes to ``api``, and whose store knows these objects by their watches.
 
     When the context ends well, the whole script must have been asked for.
     """
@@ -259,5 +259,5 @@ async def rooms(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]) -> 
     for kind, obj in known:
         store.learn(kind, obj)
     async with cluster_over(api, folder) as cluster:
-        yield Rooms(cluster, store)
+        yield Components(cluster, store)
     assert api.left == [], "the script has requests that did not come"

@@ -16,12 +16,12 @@ from tests.unit.scripted_api import (
     NOT_FOUND,
     UNAVAILABLE,
     ScriptedApi,
+    components,
     created,
     ok,
     proxy_of_team,
     refused,
     repaired,
-    rooms,
 )
 from tests.unit.ssa.field_sets import entry, stored
 
@@ -121,7 +121,7 @@ def test_a_name_conflict_names_the_object_and_says_what_to_do() -> None:
 async def test_what_the_store_knows_is_not_asked_for(tmp_path: Path) -> None:
     """A child that holds costs no request at all."""
     api = ScriptedApi()
-    async with rooms(api, tmp_path, (CONFIG_MAP, living())) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living())) as own:
         result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert (result.outcome, result.problem) == (Outcome.UNCHANGED, None)
     assert own.writes == []
@@ -132,7 +132,7 @@ async def test_a_name_that_a_foreign_object_has_is_read_before_the_next_create(t
     api = ScriptedApi(
         ("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(strangers())), ("get ConfigMap", ok(strangers()))
     )
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         first = await own.applier.plan(CONFIG_MAP, wanted(), CHECK, ask_server=False)
         assert first.action is Action.CREATE
         result = await own.applier.execute(first, CHECK)
@@ -147,7 +147,7 @@ async def test_a_name_that_a_foreign_object_has_is_read_before_the_next_create(t
 async def test_a_create_can_only_create(tmp_path: Path) -> None:
     """It carries the impossible version and no force, and the answer is known at once."""
     api = ScriptedApi(("get ConfigMap", NOT_FOUND), ("apply ConfigMap", created()))
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
         again = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     request = api.sent[1]
@@ -158,13 +158,13 @@ async def test_a_create_can_only_create(tmp_path: Path) -> None:
     assert own.writes == [("ConfigMap", Outcome.CREATED)]
 
 
-async def test_a_create_that_met_a_stranger_is_taken_back(tmp_path: Path) -> None:
+async def test_a_create_that_met_a_foreign_object_is_taken_back(tmp_path: Path) -> None:
     """Should a server ever merge it, the empty configuration with the stranger's UID releases what we set."""
     merged = strangers() | {"data": {"file": "new"}}
     api = ScriptedApi(
         ("apply ConfigMap", ok(merged)), ("apply ConfigMap", ok(strangers())), ("get ConfigMap", ok(strangers()))
     )
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         result = await own.applier.execute(Plan(CONFIG_MAP, wanted(), None, Action.CREATE), CHECK)
     assert result.problem is not None
     assert result.problem.reason == "NameConflict"
@@ -181,7 +181,7 @@ async def test_a_create_that_met_a_stranger_is_taken_back(tmp_path: Path) -> Non
 async def test_a_name_taken_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
     """A lost race for a name against ourselves (a lost answer) ends with the object that is there, and no write."""
     api = ScriptedApi(("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living())))
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         result = await own.applier.execute(Plan(CONFIG_MAP, wanted(), None, Action.CREATE), CHECK)
         assert own.store.get(CONFIG_MAP, KEY) == living()
     assert (result.outcome, result.problem, own.writes) == (Outcome.UNCHANGED, None, [])
@@ -193,7 +193,7 @@ async def test_a_name_taken_meanwhile_is_looked_at_again(tmp_path: Path) -> None
 async def test_a_repair_proves_which_object_it_means(tmp_path: Path) -> None:
     """It forces, and carries the UID and the resourceVersion that were looked at."""
     api = ScriptedApi(("apply ConfigMap", repaired()))
-    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     (request,) = api.sent
     assert request.is_forced
@@ -207,7 +207,7 @@ async def test_an_avoidable_write_is_called_by_its_name(tmp_path: Path) -> None:
     """An apply that left the resourceVersion alone is counted as unchanged."""
     live = living("old")
     api = ScriptedApi(("apply ConfigMap", ok(living(version=int(live["metadata"]["resourceVersion"])))))
-    async with rooms(api, tmp_path, (CONFIG_MAP, live)) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, live)) as own:
         await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert own.writes == [("ConfigMap", Outcome.UNCHANGED)]
 
@@ -218,29 +218,29 @@ async def test_an_avoidable_write_is_called_by_its_name(tmp_path: Path) -> None:
 async def test_a_repair_of_an_object_that_is_another_now_reads_again(tmp_path: Path, refusal: Any) -> None:  # noqa: ANN401
     """409 and 422 for ``metadata.uid`` both mean: look again, and decide anew about what is there."""
     api = ScriptedApi(("apply ConfigMap", refusal), ("get ConfigMap", ok(strangers())))
-    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert result.problem is not None
     assert result.problem.reason == "NameConflict"
     assert own.writes == []
 
 
-async def test_a_deleted_child_is_created_in_the_same_round(tmp_path: Path) -> None:
+async def test_a_deleted_child_is_created_in_the_same_reconcile(tmp_path: Path) -> None:
     """A repair that finds its object gone ends with a create."""
     api = ScriptedApi(("apply ConfigMap", CONFLICT), ("get ConfigMap", NOT_FOUND), ("apply ConfigMap", created()))
-    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert result.outcome is Outcome.CREATED
     assert api.sent[2].body["metadata"]["resourceVersion"] == IMPOSSIBLE_VERSION
 
 
-async def test_a_repair_is_told_although_its_tidying_up_lost_a_race(tmp_path: Path) -> None:
+async def test_a_repair_is_reported_although_its_tidying_up_lost_a_race(tmp_path: Path) -> None:
     """The fields are ours again before a second ownership is given up; who is faster then takes no reason away."""
     shadowed = living(version=21)
     shadow = entry(shadowed, {"f:data": {"f:file": {}}}, manager="before-first-apply", operation="Update")
     shadowed["metadata"]["managedFields"].append(shadow)
     api = ScriptedApi(("apply ConfigMap", ok(shadowed)), ("patch ConfigMap", CONFLICT))
-    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert result.outcome is Outcome.CONFIGURED
     assert result.problem is None
@@ -252,7 +252,7 @@ async def test_a_second_try_pins_the_object_and_not_its_version(tmp_path: Path) 
     api = ScriptedApi(
         ("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living("old"))), ("apply ConfigMap", repaired())
     )
-    async with rooms(api, tmp_path, (CONFIG_MAP, living("older"))) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living("older"))) as own:
         result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
     assert result.outcome is Outcome.CONFIGURED
     first, _, second = (each.body for each in api.sent)
@@ -261,12 +261,12 @@ async def test_a_second_try_pins_the_object_and_not_its_version(tmp_path: Path) 
     assert "resourceVersion" not in second["metadata"]
 
 
-async def test_a_second_conflict_is_left_to_the_next_round(tmp_path: Path) -> None:
+async def test_a_second_conflict_is_left_to_the_next_reconcile(tmp_path: Path) -> None:
     """One new look, never a loop."""
     api = ScriptedApi(
         ("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living("old"))), ("apply ConfigMap", CONFLICT)
     )
-    async with rooms(api, tmp_path, (CONFIG_MAP, living("older"))) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living("older"))) as own:
         look = await own.applier.plan(CONFIG_MAP, wanted(), CHECK)
         with pytest.raises(ConflictError):
             await own.applier.execute(look, CHECK)
@@ -276,7 +276,7 @@ async def test_a_second_conflict_is_left_to_the_next_round(tmp_path: Path) -> No
 async def test_transient_errors_pass_through(tmp_path: Path) -> None:
     """Retrying is the workqueue's."""
     api = ScriptedApi(("apply ConfigMap", UNAVAILABLE))
-    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         look = await own.applier.plan(CONFIG_MAP, wanted(), CHECK)
         with pytest.raises(TransientError):
             await own.applier.execute(look, CHECK)
@@ -288,7 +288,7 @@ async def test_transient_errors_pass_through(tmp_path: Path) -> None:
 async def test_what_has_to_be_left_or_waited_for_is_not_written(tmp_path: Path, live: Object) -> None:
     """No request, and the problem is the result."""
     api = ScriptedApi()
-    async with rooms(api, tmp_path, (CONFIG_MAP, live)) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, live)) as own:
         look = await own.applier.plan(CONFIG_MAP, wanted(), CHECK)
         result = await own.applier.execute(look, CHECK)
     assert (result.outcome, result.problem) == (Outcome.SKIPPED, look.problem)
@@ -300,7 +300,7 @@ async def test_what_has_to_be_left_or_waited_for_is_not_written(tmp_path: Path, 
 async def test_a_refusal_names_the_field_and_is_not_repeated(tmp_path: Path) -> None:
     """An immutable field stays terminal, without another request, until what is wanted changes."""
     api = ScriptedApi(("apply ConfigMap", refused(422, "Invalid", "spec.selector", message="field is immutable")))
-    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         for _ in range(3):
             result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
             assert result.problem is not None
@@ -318,10 +318,10 @@ def changing(text: str) -> Any:  # noqa: ANN401
     return repaired(data={"file": text})
 
 
-async def test_a_difference_that_an_apply_did_not_settle_is_told_once_and_not_sent_again(tmp_path: Path) -> None:
+async def test_a_difference_that_an_apply_did_not_settle_is_reported_once_and_not_sent_again(tmp_path: Path) -> None:
     """Another spelling on the server costs one write and one log line; a new difference is worth another write."""
     api = ScriptedApi(("apply ConfigMap", changing("NEW")))
-    async with rooms(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
         with capture_logs() as logs:
             for _ in range(3):
                 result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
@@ -344,7 +344,7 @@ async def test_a_created_object_is_held_against_the_declaration_too(tmp_path: Pa
         return code, live | {"data": {"file": "webhook"}}
 
     api = ScriptedApi(("get ConfigMap", NOT_FOUND), ("apply ConfigMap", answer))
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         for outcome in (Outcome.CREATED, Outcome.SKIPPED):
             result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
             assert result.outcome is outcome
@@ -361,7 +361,7 @@ async def test_a_field_that_is_taken_again_and_again_is_taken_back_ever_more_slo
         entry(rival, {"f:data": {"f:file": {}}}, manager="rival", operation="Update")
     )
     api = ScriptedApi(*[("apply ConfigMap", repaired())] * 4)
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
 
         async def fight() -> Any:  # noqa: ANN401
             return await own.applier.execute(plan(CONFIG_MAP, wanted(), deepcopy(rival), CHECK), CHECK)
@@ -380,7 +380,7 @@ async def test_a_child_that_is_deleted_again_and_again_is_made_again_ever_more_s
     """The fourth time waits and says so; who has never been complete is not held up, nor is another proxy's life."""
     restores = child_check({"metadata": {"uid": "proxy-uid", "name": "checkout"}}, was_reported=True)
     api = ScriptedApi(*[("apply ConfigMap", created())] * 6)
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
 
         async def restore(check: OwnershipCheck = restores, **owner: str) -> Result:
             return await own.applier.execute(plan(CONFIG_MAP, wanted(**owner), None, check), check)
@@ -406,7 +406,7 @@ async def test_a_child_that_is_deleted_again_and_again_is_made_again_ever_more_s
 async def test_a_delete_is_of_the_object_that_was_looked_at(tmp_path: Path) -> None:
     """It carries the UID, and an object that is gone already counts for nothing."""
     api = ScriptedApi(("delete ConfigMap", ok(living())), ("delete ConfigMap", NOT_FOUND))
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         assert await own.applier.delete(CONFIG_MAP, living())
         assert not await own.applier.delete(CONFIG_MAP, living())
     assert api.sent[0].body["preconditions"] == {"uid": "child-uid"}

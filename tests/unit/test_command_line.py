@@ -12,10 +12,11 @@ import structlog
 import yaml
 
 from operator_app import app
-from operator_app.__main__ import main
+from operator_app.__main__ import _while_throttled, main
 from operator_app.api.crd import crds
 from operator_app.api.kinds import Object
 from operator_app.envoy import bootstrap
+from operator_app.errors import ThrottledError
 from operator_app.kube.client import Cluster
 from operator_app.settings import ENV_PREFIX, Settings
 from tests.unit.kube.scripted_client import kubeconfig_in
@@ -363,3 +364,25 @@ def test_render_says_what_only_the_operator_can_see(
     file.write_text(GOOD)
     assert main(["render", "-f", str(file)]) == 2
     assert complaint(capsys).startswith("checkout: the Envoy configuration takes ")
+
+
+@pytest.mark.anyio
+async def test_a_command_repeats_what_is_throttled_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just after CRDs were installed the API server answers 429 "storage is (re)initializing" for a moment."""
+    answers = [ThrottledError("storage is (re)initializing", retry_after_s=0.1)] * 3
+    calls = 0
+
+    async def read() -> str:
+        nonlocal calls
+        calls += 1
+        if calls <= len(answers):
+            raise answers[calls - 1]
+        return "found"
+
+    assert await _while_throttled(read) == "found"
+    assert calls == 4
+    monkeypatch.setattr("operator_app.__main__.RETRY_WITHIN_S", 0)
+    calls = 0
+    with pytest.raises(ThrottledError):
+        await _while_throttled(read)
+    assert calls == 1

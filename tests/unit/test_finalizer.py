@@ -9,7 +9,16 @@ from operator_app.api.kinds import ENVOY_PROXY, FINALIZER, Key, Object
 from operator_app.errors import ConflictError
 from operator_app.finalizer import has_finalizer
 from operator_app.results import Outcome
-from tests.unit.scripted_api import CONFLICT, NOT_FOUND, ScriptedApi, held, ok, proxy_of_team, refused, rooms
+from tests.unit.scripted_api import (
+    CONFLICT,
+    NOT_FOUND,
+    ScriptedApi,
+    components,
+    ok,
+    proxy_of_team,
+    refused,
+    with_finalizer,
+)
 from tests.unit.ssa.field_sets import entry
 
 pytestmark = pytest.mark.anyio
@@ -30,8 +39,8 @@ def proxy_with(*finalizers: str, owned: bool = True, **metadata: Any) -> Object:
 async def test_holding_applies_our_entry_alone(tmp_path: Path) -> None:
     """One apply with the UID that was seen, and nothing in it but the entry; others' entries stay."""
     proxy = proxy_of_team(finalizers=[OTHERS])
-    api = ScriptedApi(("apply EnvoyProxy", held(proxy)))
-    async with rooms(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+    api = ScriptedApi(("apply EnvoyProxy", with_finalizer(proxy)))
+    async with components(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         result = await own.finalizer.add(proxy)
         assert own.store.get(ENVOY_PROXY, KEY) == result
     assert api.sent[0].body == {
@@ -48,7 +57,7 @@ async def test_holding_applies_our_entry_alone(tmp_path: Path) -> None:
 async def test_what_is_held_costs_no_request(tmp_path: Path) -> None:
     """Whoever put the entry there, it stands."""
     for proxy in (proxy_with(FINALIZER), proxy_with(OTHERS, FINALIZER, owned=False)):
-        async with rooms(ScriptedApi(), tmp_path) as own:
+        async with components(ScriptedApi(), tmp_path) as own:
             assert await own.finalizer.add(proxy) is proxy
 
 
@@ -63,7 +72,7 @@ async def test_what_is_held_costs_no_request(tmp_path: Path) -> None:
 )
 async def test_holding_what_has_changed_means_to_decide_anew(tmp_path: Path, refusal: Any) -> None:  # noqa: ANN401
     """A proxy that has gone, was reborn or is on its way out is a conflict, never an invalid declaration."""
-    async with rooms(ScriptedApi(("apply EnvoyProxy", refusal)), tmp_path) as own:
+    async with components(ScriptedApi(("apply EnvoyProxy", refusal)), tmp_path) as own:
         with pytest.raises(ConflictError):
             await own.finalizer.add(proxy_of_team())
     assert own.writes == []
@@ -72,8 +81,8 @@ async def test_holding_what_has_changed_means_to_decide_anew(tmp_path: Path, ref
 async def test_releasing_gives_up_our_share_alone(tmp_path: Path) -> None:
     """An apply of nothing but the identity releases our entry and leaves the others."""
     proxy = proxy_with(OTHERS, FINALIZER)
-    api = ScriptedApi(("apply EnvoyProxy", held(proxy)))
-    async with rooms(api, tmp_path) as own:
+    api = ScriptedApi(("apply EnvoyProxy", with_finalizer(proxy)))
+    async with components(api, tmp_path) as own:
         await own.finalizer.remove(proxy)
     assert api.sent[0].body["metadata"] == IDENTITY
     assert own.writes == [("EnvoyProxy", Outcome.CONFIGURED)]
@@ -81,7 +90,7 @@ async def test_releasing_gives_up_our_share_alone(tmp_path: Path) -> None:
 
 async def test_what_is_not_held_costs_no_request(tmp_path: Path) -> None:
     """A second release, after a lost answer, has nothing to do."""
-    async with rooms(ScriptedApi(), tmp_path) as own:
+    async with components(ScriptedApi(), tmp_path) as own:
         await own.finalizer.remove(proxy_of_team(finalizers=[OTHERS]))
 
 
@@ -89,7 +98,7 @@ async def test_an_entry_that_another_owns_is_struck_out_of_the_version_that_was_
     """The list is written whole, so the patch is pinned by UID and resourceVersion and keeps what others have there."""
     proxy = proxy_with(OTHERS, FINALIZER, owned=False)
     api = ScriptedApi(("patch EnvoyProxy", ok(proxy_of_team(finalizers=[OTHERS], resourceVersion="11"))))
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         await own.finalizer.remove(proxy)
     assert api.sent[0].body == {
         "metadata": {"uid": "proxy-uid", "resourceVersion": "10", "finalizers": [OTHERS]},
@@ -101,7 +110,7 @@ async def test_a_shared_entry_is_given_up_and_then_struck_out(tmp_path: Path) ->
     proxy = proxy_with(FINALIZER)
     shared = proxy_with(FINALIZER, owned=False, resourceVersion="12")
     api = ScriptedApi(("apply EnvoyProxy", ok(shared)), ("patch EnvoyProxy", ok(proxy_of_team(resourceVersion="13"))))
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         await own.finalizer.remove(proxy)
     assert api.sent[1].body["metadata"] == {"uid": "proxy-uid", "resourceVersion": "12", "finalizers": None}
 
@@ -109,13 +118,13 @@ async def test_a_shared_entry_is_given_up_and_then_struck_out(tmp_path: Path) ->
 @pytest.mark.parametrize(("line", "owned"), [("apply EnvoyProxy", True), ("patch EnvoyProxy", False)])
 async def test_releasing_what_has_gone_is_done(tmp_path: Path, line: str, *, owned: bool) -> None:
     """404 is what was wanted."""
-    async with rooms(ScriptedApi((line, NOT_FOUND)), tmp_path) as own:
+    async with components(ScriptedApi((line, NOT_FOUND)), tmp_path) as own:
         await own.finalizer.remove(proxy_with(FINALIZER, owned=owned))
 
 
 @pytest.mark.parametrize(("line", "owned"), [("apply EnvoyProxy", True), ("patch EnvoyProxy", False)])
 async def test_releasing_what_has_changed_means_to_decide_anew(tmp_path: Path, line: str, *, owned: bool) -> None:
     """A conflict is never swallowed: the entry may still stand on another version."""
-    async with rooms(ScriptedApi((line, CONFLICT)), tmp_path) as own:
+    async with components(ScriptedApi((line, CONFLICT)), tmp_path) as own:
         with pytest.raises(ConflictError):
             await own.finalizer.remove(proxy_with(FINALIZER, owned=owned))

@@ -42,19 +42,19 @@ from tests.unit.scripted_api import (
     CONFLICT,
     NOT_FOUND,
     UNAVAILABLE,
+    Components,
     Line,
-    Rooms,
     ScriptedApi,
     Step,
+    components,
     created,
-    held,
     ok,
     proxy_of_team,
     refused,
     refused_by_policy,
     repaired,
-    rooms,
-    told,
+    stored_status,
+    with_finalizer,
 )
 from tests.unit.ssa.field_sets import entry, stored
 
@@ -66,7 +66,7 @@ NOW = datetime(2026, 7, 2, tzinfo=UTC)
 Known = tuple[Kind, Object]
 
 
-class Rounds(Rooms):
+class ReconcilerComponents(Components):
     """The rooms, with the reconciler that goes through them."""
 
     def __post_init__(self) -> None:
@@ -104,13 +104,13 @@ class Rounds(Rooms):
 
 
 @asynccontextmanager
-async def rounds(api: ScriptedApi, folder: Path, *known: Known) -> AsyncGenerator[Rounds]:
+async def reconciling(api: ScriptedApi, folder: Path, *known: Known) -> AsyncGenerator[ReconcilerComponents]:
     """A reconciler whose store knows these objects."""
-    async with rooms(api, folder, *known) as own:
-        yield Rounds(own.cluster, own.store)
+    async with components(api, folder, *known) as own:
+        yield ReconcilerComponents(own.cluster, own.store)
 
 
-def held_proxy(spec: Object | None = None, **metadata: Any) -> Object:
+def finalized_proxy(spec: Object | None = None, **metadata: Any) -> Object:
     """A proxy with our finalizer on it."""
     proxy = proxy_of_team(spec, finalizers=[FINALIZER], **metadata)
     fields: Object = {"f:metadata": {"f:finalizers": {f'v:"{FINALIZER}"': {}}}}
@@ -130,7 +130,7 @@ def rolled_out(proxy: Object) -> Object:
     return child(DEPLOYMENT, proxy, status=numbers | {"observedGeneration": 1})
 
 
-def family_is_made(*beside: Line) -> list[Line]:
+def children_are_created(*beside: Line) -> list[Line]:
     """Every child is created, without a read before it; ``beside`` comes at the same time."""
     return [*((f"apply {kind}", created()) for kind in CHILD_KINDS), *beside]
 
@@ -186,7 +186,7 @@ async def test_a_large_spec_is_rendered_beside_the_event_loop(
 ) -> None:
     """A spec above ``LARGE_SPEC_BYTES`` is parsed and rendered in another thread, a smaller one on the loop."""
     route = {"match": {"pathPrefix": f"/{'p' * 500}"}, "backend": "app"}
-    proxy = held_proxy({"listeners": [{"name": "http", "port": 80, "routes": [route] * routes}]})
+    proxy = finalized_proxy({"listeners": [{"name": "http", "port": 80, "routes": [route] * routes}]})
     rendered_on: list[int] = []
 
     def rendered(*args: Any, **kwargs: Any) -> dict[Kind, Object]:
@@ -194,8 +194,8 @@ async def test_a_large_spec_is_rendered_beside_the_event_loop(
         return children(*args, **kwargs)
 
     monkeypatch.setattr(reconcile, "children", rendered)
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *family(proxy)) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *family(proxy)) as own:
         await own.reconciler.reconcile(KEY)
     assert [each == threading.get_ident() for each in rendered_on] == [routes == 1]
 
@@ -203,14 +203,14 @@ async def test_a_large_spec_is_rendered_beside_the_event_loop(
 # --- the way -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_first_round_makes_everything_in_order(tmp_path: Path) -> None:
+async def test_a_first_reconcile_makes_everything_in_order(tmp_path: Path) -> None:
     """Finalizer, ConfigMap, Deployment, Service, record, status: six writes and no read."""
     proxy = proxy_of_team()
     api = ScriptedApi(
-        family_is_made(("apply EnvoyProxy", held(proxy)), ("apply ProxyRegistration", created())),
-        ("apply EnvoyProxy/status", told(held_proxy())),
+        children_are_created(("apply EnvoyProxy", with_finalizer(proxy)), ("apply ProxyRegistration", created())),
+        ("apply EnvoyProxy/status", stored_status(finalized_proxy())),
     )
-    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
         assert [result.outcome for result in own.results] == [Outcome.CREATED] * 3
     sent = [each.line for each in api.sent]
@@ -244,24 +244,24 @@ async def test_the_first_writes_are_under_way_at_the_same_time(tmp_path: Path) -
 
     proxy = proxy_of_team()
     api = Together(
-        family_is_made(("apply EnvoyProxy", held(proxy)), ("apply ProxyRegistration", created())),
-        ("apply EnvoyProxy/status", told(held_proxy())),
+        children_are_created(("apply EnvoyProxy", with_finalizer(proxy)), ("apply ProxyRegistration", created())),
+        ("apply EnvoyProxy/status", stored_status(finalized_proxy())),
     )
-    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         with anyio.fail_after(10):
             assert await own.reconciler.reconcile(KEY) == DONE
 
 
-async def test_an_edit_that_the_hold_brings_to_light_is_what_the_round_is_about(tmp_path: Path) -> None:
+async def test_an_edit_that_the_finalizer_brings_to_light_is_what_the_reconcile_is_about(tmp_path: Path) -> None:
     """Else the status would say of the newer generation what was done for the older one, and no event would follow."""
     proxy = proxy_of_team()
     edited = proxy_of_team({"replicas": 7}, generation=2)
     api = ScriptedApi(
-        family_is_made(("apply EnvoyProxy", held(edited))),
+        children_are_created(("apply EnvoyProxy", with_finalizer(edited))),
         [("apply Deployment", repaired()), ("apply ProxyRegistration", created())],
-        ("apply EnvoyProxy/status", told(edited)),
+        ("apply EnvoyProxy/status", stored_status(edited)),
     )
-    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
     deployments = [each.body for each in api.sent if each.line == "apply Deployment"]
     assert [each["spec"]["replicas"] for each in deployments] == [1, 7]
@@ -270,7 +270,9 @@ async def test_an_edit_that_the_hold_brings_to_light_is_what_the_round_is_about(
 
 
 @pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (422, "Invalid"), (422, "RefusedByPolicy")])
-async def test_a_refused_finalizer_is_told_and_nothing_is_registered(tmp_path: Path, code: int, reason: str) -> None:
+async def test_a_refused_finalizer_is_reported_and_nothing_is_registered(
+    tmp_path: Path, code: int, reason: str
+) -> None:
     """The children are made, the record waits, and the finalizer is tried again after a minute at the latest."""
     proxy = proxy_of_team()
     refusal = (
@@ -279,10 +281,10 @@ async def test_a_refused_finalizer_is_told_and_nothing_is_registered(tmp_path: P
         else refused(code, reason, "metadata.finalizers[0]", message="a policy says no")
     )
     api = ScriptedApi(
-        family_is_made(("apply EnvoyProxy", refusal), ("get ProxyRegistration", NOT_FOUND)),
-        ("apply EnvoyProxy/status", told(proxy)),
+        children_are_created(("apply EnvoyProxy", refusal), ("get ProxyRegistration", NOT_FOUND)),
+        ("apply EnvoyProxy/status", stored_status(proxy)),
     )
-    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         result = await own.reconciler.reconcile(KEY)
     assert result.failure is not None or result.requeue_after_s == POLICY_RETRY_S
     assert condition(api, "Stalled")["reason"] == reason
@@ -290,11 +292,11 @@ async def test_a_refused_finalizer_is_told_and_nothing_is_registered(tmp_path: P
     assert condition(api, "Registered")["reason"] == reason
 
 
-async def test_a_quiet_round_asks_for_nothing(tmp_path: Path) -> None:
+async def test_a_quiet_reconcile_asks_for_nothing(tmp_path: Path) -> None:
     """Once told, everything holds, and a second round sends not one request."""
-    proxy = held_proxy()
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *family(proxy)) as own:
+    proxy = finalized_proxy()
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *family(proxy)) as own:
         for _ in range(3):
             assert await own.reconciler.reconcile(KEY) == DONE
     assert condition(api, "Ready")["status"] == "True"
@@ -302,11 +304,11 @@ async def test_a_quiet_round_asks_for_nothing(tmp_path: Path) -> None:
 
 async def test_a_drift_is_one_write(tmp_path: Path) -> None:
     """A taken field of one child costs one apply to that child."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
     drifted = child(SERVICE, proxy)
     drifted["spec"]["selector"] = {"app": "other"}
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)), ("apply Service", repaired()))
-    async with rounds(api, tmp_path, *family(proxy)) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)), ("apply Service", repaired()))
+    async with reconciling(api, tmp_path, *family(proxy)) as own:
         await own.reconciler.reconcile(KEY)
         drifted["metadata"]["resourceVersion"] = "21"
         own.store.apply_delta(Changed(SERVICE, drifted))
@@ -316,7 +318,7 @@ async def test_a_drift_is_one_write(tmp_path: Path) -> None:
 
 async def test_an_unknown_proxy_costs_nothing(tmp_path: Path) -> None:
     """A key whose object has gone is done."""
-    async with rounds(ScriptedApi(), tmp_path) as own:
+    async with reconciling(ScriptedApi(), tmp_path) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
 
 
@@ -326,15 +328,15 @@ async def test_an_unknown_proxy_costs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("failures", [0, PERSISTENT_AFTER - 1, PERSISTENT_AFTER])
 async def test_trouble_with_one_child_does_not_stop_the_others(tmp_path: Path, failures: int) -> None:
     """The rest of the round goes on; the trouble is told in the status once it has lasted some rounds."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
     known = [(kind, obj) for kind, obj in family(proxy) if kind not in (DEPLOYMENT, SERVICE)]
     script: list[Step] = [
         [("apply Deployment", UNAVAILABLE), ("apply Service", created())],
     ]
     if failures >= PERSISTENT_AFTER:
-        script.append(("apply EnvoyProxy/status", told(proxy)))
+        script.append(("apply EnvoyProxy/status", stored_status(proxy)))
     api = ScriptedApi(*script)
-    async with rounds(api, tmp_path, *known) as own:
+    async with reconciling(api, tmp_path, *known) as own:
         verdict = await own.reconciler.reconcile(KEY, failures=failures)
     assert isinstance(verdict.failure, TransientError)
     if failures >= PERSISTENT_AFTER:
@@ -344,20 +346,20 @@ async def test_trouble_with_one_child_does_not_stop_the_others(tmp_path: Path, f
 
 async def test_what_cannot_be_repaired_is_not_called_absent(tmp_path: Path) -> None:
     """A Deployment that serves goes on being counted while, say, a webhook refuses every write to it."""
-    proxy = held_proxy({"replicas": 2})
-    live = rolled_out(held_proxy())
+    proxy = finalized_proxy({"replicas": 2})
+    live = rolled_out(finalized_proxy())
     known = [(kind, live if kind == DEPLOYMENT else obj) for kind, obj in family(proxy)]
-    api = ScriptedApi(("apply Deployment", UNAVAILABLE), ("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *known) as own:
+    api = ScriptedApi(("apply Deployment", UNAVAILABLE), ("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY, failures=PERSISTENT_AFTER)
     assert condition(api, "Reconciled")["status"] == "False"
     assert condition(api, "Available")["reason"] == "EnoughReady"
     assert api.body("apply EnvoyProxy/status")["status"]["readyReplicas"] == 1
 
 
-async def test_a_refused_child_is_told_at_once_and_the_others_are_made(tmp_path: Path) -> None:
+async def test_a_refused_child_is_reported_at_once_and_the_others_are_made(tmp_path: Path) -> None:
     """An immutable field names itself in the status, which is Stalled; nothing is deleted."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
     live = rolled_out(proxy)
     live["spec"]["selector"] = {"matchLabels": {"app": "other"}}
     known = [(kind, live if kind == DEPLOYMENT else obj) for kind, obj in family(proxy) if kind != SERVICE]
@@ -366,17 +368,17 @@ async def test_a_refused_child_is_told_at_once_and_the_others_are_made(tmp_path:
             ("apply Deployment", refused(422, "Invalid", "spec.selector", message="field is immutable")),
             ("apply Service", created()),
         ],
-        ("apply EnvoyProxy/status", told(proxy)),
+        ("apply EnvoyProxy/status", stored_status(proxy)),
     )
-    async with rounds(api, tmp_path, *known) as own:
+    async with reconciling(api, tmp_path, *known) as own:
         assert (await own.reconciler.reconcile(KEY)).failure is None, "nothing comes of trying again"
     assert condition(api, "Stalled")["reason"] == "Invalid"
     assert "spec.selector" in condition(api, "Stalled")["message"]
 
 
-async def test_a_strangers_config_map_keeps_the_deployment_from_being_made(tmp_path: Path) -> None:
+async def test_a_foreign_config_map_keeps_the_deployment_from_being_made(tmp_path: Path) -> None:
     """A Deployment must never mount what somebody else wrote; the Service is made all the same."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
     api = ScriptedApi(
         [
             ("apply ConfigMap", CONFLICT),
@@ -384,9 +386,9 @@ async def test_a_strangers_config_map_keeps_the_deployment_from_being_made(tmp_p
             ("apply Service", created()),
             ("apply ProxyRegistration", created()),
         ],
-        ("apply EnvoyProxy/status", told(proxy)),
+        ("apply EnvoyProxy/status", stored_status(proxy)),
     )
-    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         verdict = await own.reconciler.reconcile(KEY)
     assert {each.kind: each.problem.reason if each.problem else None for each in own.results} == {
         CONFIG_MAP: "NameConflict",
@@ -397,14 +399,16 @@ async def test_a_strangers_config_map_keeps_the_deployment_from_being_made(tmp_p
     assert condition(api, "Stalled")["reason"] == "NameConflict"
 
 
-async def test_a_strangers_service_is_not_registered(tmp_path: Path) -> None:
+async def test_a_foreign_service_is_not_registered(tmp_path: Path) -> None:
     """An address that is not ours is not made known."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
     known = [(kind, obj) for kind, obj in family(proxy) if kind not in (SERVICE, PROXY_REGISTRATION)]
     api = ScriptedApi(
-        ("apply Service", CONFLICT), ("get Service", ok(strangers(SERVICE))), ("apply EnvoyProxy/status", told(proxy))
+        ("apply Service", CONFLICT),
+        ("get Service", ok(strangers(SERVICE))),
+        ("apply EnvoyProxy/status", stored_status(proxy)),
     )
-    async with rounds(api, tmp_path, *known) as own:
+    async with reconciling(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY)
     assert condition(api, "Registered")["reason"] == "NoAddress"
     assert "address" not in api.body("apply EnvoyProxy/status")["status"]
@@ -415,15 +419,15 @@ async def test_a_service_that_cannot_be_repaired_keeps_its_record_and_gets_no_ot
     tmp_path: Path, *, has_record: bool
 ) -> None:
     """What the outside was told still leads to the proxy; what it was not told waits for the Service."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
     refused_service = child(SERVICE, proxy)
     refused_service["spec"]["type"] = "NodePort"
     known = [(kind, refused_service if kind == SERVICE else obj) for kind, obj in family(proxy)]
     known = [each for each in known if has_record or each[0] != PROXY_REGISTRATION]
     lookups = [] if has_record else [("get ProxyRegistration", NOT_FOUND)]
     refusal = refused(422, "Invalid", "spec.type", message="not in this cluster")
-    api = ScriptedApi(("apply Service", refusal), *lookups, ("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *known) as own:
+    api = ScriptedApi(("apply Service", refusal), *lookups, ("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY)
     assert condition(api, "Reconciled")["reason"] == "Invalid"
     assert condition(api, "Registered")["status"] == str(has_record)
@@ -435,8 +439,8 @@ async def test_a_proxy_that_has_moved_on_is_read_again(tmp_path: Path) -> None:
     proxy = proxy_of_team()
     newer = proxy_of_team(resourceVersion="11", generation=2)
     reads: list[Line] = [(f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS]
-    api = ScriptedApi(family_is_made(("apply EnvoyProxy", CONFLICT)), [("get EnvoyProxy", ok(newer)), *reads])
-    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+    api = ScriptedApi(children_are_created(("apply EnvoyProxy", CONFLICT)), [("get EnvoyProxy", ok(newer)), *reads])
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         verdict = await own.reconciler.reconcile(KEY)
         assert own.store.get(ENVOY_PROXY, KEY) == newer
     assert isinstance(verdict.failure, ConflictError)
@@ -452,9 +456,9 @@ async def test_a_declaration_that_cannot_be_acted_on_writes_nothing_but_the_stat
 ) -> None:
     """Not even the finalizer; the sentence names the field, and what runs is still counted."""
     proxy = proxy_of_team(spec)
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    known = [(kind, obj) for kind, obj in family(held_proxy()) if kind in (DEPLOYMENT, SERVICE)]
-    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy), *known) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    known = [(kind, obj) for kind, obj in family(finalized_proxy()) if kind in (DEPLOYMENT, SERVICE)]
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy), *known) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
     assert condition(api, "Stalled")["reason"] == "InvalidSpec"
     assert words in condition(api, "Stalled")["message"]
@@ -465,12 +469,12 @@ async def test_a_declaration_that_cannot_be_acted_on_writes_nothing_but_the_stat
 # --- paused --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_paused_proxy_is_told_what_waits(tmp_path: Path) -> None:
+async def test_a_paused_proxy_reports_what_waits(tmp_path: Path) -> None:
     """Nothing is written but the status: no finalizer, no child, no record, no pruning."""
     proxy = proxy_of_team({"paused": True})
     reads: list[Line] = [(f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS]
-    api = ScriptedApi(reads, ("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+    api = ScriptedApi(reads, ("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
     assert condition(api, "Reconciled")["reason"] == "Paused"
     assert own.writes == [("EnvoyProxy", Outcome.CONFIGURED)]
@@ -478,21 +482,21 @@ async def test_a_paused_proxy_is_told_what_waits(tmp_path: Path) -> None:
 
 async def test_a_paused_proxy_where_all_holds_is_ready(tmp_path: Path) -> None:
     """Being paused is no fault."""
-    proxy = held_proxy({"paused": True})
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *family(proxy)) as own:
+    proxy = finalized_proxy({"paused": True})
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *family(proxy)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
     assert condition(api, "Ready")["status"] == "True"
 
 
 async def test_a_drift_of_a_paused_proxy_is_named_and_left(tmp_path: Path) -> None:
     """The field is in the message, so that somebody who paused it can see what resuming would do."""
-    proxy = held_proxy({"paused": True})
+    proxy = finalized_proxy({"paused": True})
     drifted = child(SERVICE, proxy)
     drifted["spec"]["type"] = "NodePort"
     known = [(kind, drifted if kind == SERVICE else obj) for kind, obj in family(proxy)]
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *known) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY)
     assert ".spec.type" in condition(api, "Reconciled")["message"]
     assert condition(api, "Registered")["status"] == "True", "the record is as declared all the same"
@@ -504,7 +508,7 @@ async def test_a_drift_of_a_paused_proxy_is_named_and_left(tmp_path: Path) -> No
 
 async def test_only_our_own_children_that_are_not_declared_are_pruned(tmp_path: Path) -> None:
     """By controller UID and by our own fields in them; what is not ours by both, or is dying already, stays."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
 
     def other(name: str, **changes: Any) -> Known:
         obj = child(SERVICE, proxy)
@@ -522,9 +526,10 @@ async def test_only_our_own_children_that_are_not_declared_are_pruned(tmp_path: 
         ),
     ]
     api = ScriptedApi(
-        ("delete Service", ok({"metadata": {"resourceVersion": "40"}})), ("apply EnvoyProxy/status", told(proxy))
+        ("delete Service", ok({"metadata": {"resourceVersion": "40"}})),
+        ("apply EnvoyProxy/status", stored_status(proxy)),
     )
-    async with rounds(api, tmp_path, *known) as own:
+    async with reconciling(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY)
     assert api.body("delete Service")["preconditions"] == {"uid": "uid-of-former-name"}
 
@@ -536,11 +541,12 @@ DELETED = "2026-07-01T00:00:00Z"
 
 async def test_a_deleted_proxy_goes_after_its_record(tmp_path: Path) -> None:
     """The record first, by UID, then the finalizer; no child is touched, and no status written."""
-    proxy = held_proxy(deletionTimestamp=DELETED)
+    proxy = finalized_proxy(deletionTimestamp=DELETED)
     api = ScriptedApi(
-        ("delete ProxyRegistration", ok({"metadata": {"resourceVersion": "40"}})), ("apply EnvoyProxy", held(proxy))
+        ("delete ProxyRegistration", ok({"metadata": {"resourceVersion": "40"}})),
+        ("apply EnvoyProxy", with_finalizer(proxy)),
     )
-    async with rounds(api, tmp_path, *family(proxy)) as own:
+    async with reconciling(api, tmp_path, *family(proxy)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
         assert own.store.get(PROXY_REGISTRATION, Key("edge-system", "proxy-proxy-uid")) is None
     assert api.sent[0].body["preconditions"] == {"uid": "record-of-proxy-uid", "resourceVersion": "20"}
@@ -548,9 +554,9 @@ async def test_a_deleted_proxy_goes_after_its_record(tmp_path: Path) -> None:
 
 async def test_a_proxy_whose_record_cannot_be_removed_stays(tmp_path: Path) -> None:
     """The finalizer holds until the removal is confirmed."""
-    proxy = held_proxy(deletionTimestamp=DELETED)
-    api = ScriptedApi(("delete ProxyRegistration", UNAVAILABLE), ("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *family(proxy)) as own:
+    proxy = finalized_proxy(deletionTimestamp=DELETED)
+    api = ScriptedApi(("delete ProxyRegistration", UNAVAILABLE), ("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *family(proxy)) as own:
         assert isinstance((await own.reconciler.reconcile(KEY)).failure, TransientError)
     assert ("EnvoyProxy", Outcome.DELETED) not in own.writes
 
@@ -561,15 +567,15 @@ async def test_a_proxy_whose_record_cannot_be_removed_stays(tmp_path: Path) -> N
 @pytest.mark.parametrize("reborn", [False, True])
 async def test_a_record_without_a_proxy_is_removed_after_a_live_read(tmp_path: Path, *, reborn: bool) -> None:
     """Only a record whose proxy the API server does not have under that UID any more."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
     orphan = record("former-uid")
     api = ScriptedApi(
-        *([("apply EnvoyProxy/status", told(proxy))] if reborn else []),
+        *([("apply EnvoyProxy/status", stored_status(proxy))] if reborn else []),
         ("get EnvoyProxy", ok(proxy) if reborn else NOT_FOUND),
         ("delete ProxyRegistration", ok({"metadata": {"resourceVersion": "40"}})),
     )
     known = family(proxy) if reborn else []
-    async with rounds(api, tmp_path, *known, (PROXY_REGISTRATION, orphan)) as own:
+    async with reconciling(api, tmp_path, *known, (PROXY_REGISTRATION, orphan)) as own:
         assert (await own.reconciler.reconcile(KEY)).failure is None
     preconditions = {"uid": "record-of-former-uid", "resourceVersion": "20"}
     assert api.body("delete ProxyRegistration")["preconditions"] == preconditions, "it may name more by now"
@@ -577,8 +583,8 @@ async def test_a_record_without_a_proxy_is_removed_after_a_live_read(tmp_path: P
 
 async def test_a_record_of_a_proxy_that_the_store_does_not_know_yet_stays(tmp_path: Path) -> None:
     """A store that is behind is no proof of death."""
-    api = ScriptedApi(("get EnvoyProxy", ok(held_proxy())))
-    async with rounds(api, tmp_path, (PROXY_REGISTRATION, record())) as own:
+    api = ScriptedApi(("get EnvoyProxy", ok(finalized_proxy())))
+    async with reconciling(api, tmp_path, (PROXY_REGISTRATION, record())) as own:
         assert (await own.reconciler.reconcile(KEY)).failure is None
 
 
@@ -587,10 +593,10 @@ async def test_a_record_of_a_proxy_that_the_store_does_not_know_yet_stays(tmp_pa
 
 async def test_a_newer_generation_replaces_the_record_pinned_to_what_was_read(tmp_path: Path) -> None:
     """A compare-and-set: the UID and resourceVersion of the record that was looked at."""
-    proxy = held_proxy(generation=2)
+    proxy = finalized_proxy(generation=2)
     known = [(kind, record() if kind == PROXY_REGISTRATION else obj) for kind, obj in family(proxy)]
-    api = ScriptedApi(("apply ProxyRegistration", repaired()), ("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *known) as own:
+    api = ScriptedApi(("apply ProxyRegistration", repaired()), ("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *known) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
     metadata = api.body("apply ProxyRegistration")["metadata"]
     assert (metadata["uid"], metadata["resourceVersion"]) == ("record-of-proxy-uid", "20")
@@ -599,36 +605,36 @@ async def test_a_newer_generation_replaces_the_record_pinned_to_what_was_read(tm
 
 async def test_an_older_generation_never_replaces_a_newer_record(tmp_path: Path) -> None:
     """A stale round leaves it alone, whether it knows of it or learns of it by a conflict."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
     newer = record(generation=2)
     known = [each for each in family(proxy) if each[0] != PROXY_REGISTRATION]
     api = ScriptedApi(
         ("apply ProxyRegistration", CONFLICT),
         ("get ProxyRegistration", ok(newer)),
-        ("apply EnvoyProxy/status", told(proxy)),
+        ("apply EnvoyProxy/status", stored_status(proxy)),
     )
-    async with rounds(api, tmp_path, *known) as own:
+    async with reconciling(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY)
     assert condition(api, "Registered")["reason"] == "RecordConflict"
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *known, (PROXY_REGISTRATION, newer)) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *known, (PROXY_REGISTRATION, newer)) as own:
         await own.reconciler.reconcile(KEY)
     assert condition(api, "Registered")["reason"] == "RecordConflict"
 
 
 async def test_a_record_that_names_another_uid_is_not_touched(tmp_path: Path) -> None:
     """Even under the very name that ours would have."""
-    proxy = held_proxy()
+    proxy = finalized_proxy()
     theirs = record()
     theirs["spec"] = deepcopy(theirs["spec"])
     theirs["spec"]["proxy"]["uid"] = "other-uid"
     theirs["spec"]["proxy"]["name"] = "other"
     known = [(kind, theirs if kind == PROXY_REGISTRATION else obj) for kind, obj in family(proxy)]
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rounds(api, tmp_path, *known) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY)
     assert condition(api, "Registered")["reason"] == "RecordConflict"
-    gone = held_proxy(deletionTimestamp=DELETED)
-    api = ScriptedApi(("apply EnvoyProxy", held(gone)))
-    async with rounds(api, tmp_path, (ENVOY_PROXY, gone), (PROXY_REGISTRATION, theirs)) as own:
+    gone = finalized_proxy(deletionTimestamp=DELETED)
+    api = ScriptedApi(("apply EnvoyProxy", with_finalizer(gone)))
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, gone), (PROXY_REGISTRATION, theirs)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from operator_app.settings import ENV_PREFIX, Settings
 
 CANDIDATES = (
+    "400",
     "7",
     "0.25",
     "31",

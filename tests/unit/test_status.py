@@ -15,7 +15,16 @@ from operator_app.errors import ConflictError
 from operator_app.results import Outcome, Problem
 from operator_app.ssa.contention import Contention
 from operator_app.status import Observation, Rollout, is_verified, next_status, observed_current_generation, rollout_of
-from tests.unit.scripted_api import CONFLICT, SETTLE_S, ScriptedApi, ok, proxy_of_team, rooms, told, with_status
+from tests.unit.scripted_api import (
+    CONFLICT,
+    SETTLE_S,
+    ScriptedApi,
+    components,
+    ok,
+    proxy_of_team,
+    stored_status,
+    with_status,
+)
 from tests.unit.ssa.field_sets import entry, field_set
 
 NOW = datetime(2026, 7, 2, 3, 4, 5, tzinfo=UTC)
@@ -364,8 +373,8 @@ async def test_a_first_status_is_written_whole_and_pinned_to_the_version(tmp_pat
     """Name, namespace, resourceVersion, status: no more; the answer is known at once."""
     proxy = proxy_of_team()
     status = next_status(observed(proxy), now=NOW)
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rooms(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with components(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         assert await own.statuses.write(proxy, status) is None
         known = own.store.get(ENVOY_PROXY, Key("team-a", "checkout"))
     assert api.sent[0].body == {
@@ -386,7 +395,7 @@ async def test_a_status_that_says_the_same_is_not_written(tmp_path: Path) -> Non
     status = next_status(observed(), now=NOW)
     proxy = with_status(proxy_of_team(), status)
     proxy["status"]["conditions"] = [{"type": "Theirs", "status": "True"}, *reversed(proxy["status"]["conditions"])]
-    async with rooms(ScriptedApi(), tmp_path) as own:
+    async with components(ScriptedApi(), tmp_path) as own:
         assert await own.statuses.write(proxy, next_status(observed(proxy), now=LATER)) is None
 
 
@@ -394,8 +403,8 @@ async def test_a_status_that_says_the_same_is_not_written(tmp_path: Path) -> Non
 async def test_a_condition_that_has_become_untrue_is_released(tmp_path: Path) -> None:
     """Stalled leaves with the first status that does not have it."""
     proxy = with_status(proxy_of_team(), next_status(with_problem(SERVICE, ACT), now=NOW))
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rooms(api, tmp_path) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with components(api, tmp_path) as own:
         await own.statuses.write(proxy, next_status(observed(proxy), now=LATER))
     assert [each["type"] for each in api.sent[0].body["status"]["conditions"]] == list(FINE)
 
@@ -406,8 +415,8 @@ async def test_an_edit_by_somebody_else_is_undone(tmp_path: Path) -> None:
     status = next_status(observed(), now=NOW)
     proxy = with_status(proxy_of_team(), status)
     proxy["status"]["address"] = "somewhere.else"
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rooms(api, tmp_path) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with components(api, tmp_path) as own:
         await own.statuses.write(proxy, status)
 
 
@@ -422,8 +431,8 @@ async def test_what_was_said_is_owned_again_before_it_is_taken_back(tmp_path: Pa
     said = next_status(with_problem(SERVICE, ACT), now=NOW) | {"address": "somewhere.else"}
     proxy = wiped(with_status(proxy_of_team(), said))
     proxy["status"]["conditions"].append({"type": "Theirs", "status": "True"})
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rooms(api, tmp_path) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with components(api, tmp_path) as own:
         requeue_after_s = await own.statuses.write(proxy, next_status(observed(proxy, address=None), now=LATER))
     assert requeue_after_s == 0, "our own write is no news, and nothing else brings the round that takes it back"
     sent = api.sent[0].body["status"]
@@ -444,9 +453,9 @@ async def test_the_api_servers_stand_in_is_cast_off_before_anything_is_taken_bac
     shadowed, free = wiped(proxy, *mine, shadow), wiped(proxy, *mine, shadow | {"fieldsV1": left})
     free["metadata"]["resourceVersion"] = "9999"
     api = ScriptedApi(("apply EnvoyProxy/status", ok(shadowed)))
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         assert await own.statuses.write(wiped(proxy), said) == 0
-        api.add(("patch EnvoyProxy", ok(free)), ("apply EnvoyProxy/status", told(free)))
+        api.add(("patch EnvoyProxy", ok(free)), ("apply EnvoyProxy/status", stored_status(free)))
         assert await own.statuses.write(shadowed, next_status(observed(shadowed), now=LATER)) is None
     pinned = {"uid": "proxy-uid", "resourceVersion": shadowed["metadata"]["resourceVersion"]}
     assert api.sent[1].body == {"metadata": pinned | {"managedFields": free["metadata"]["managedFields"]}}
@@ -464,12 +473,12 @@ async def test_counters_alone_are_given_time_to_settle(tmp_path: Path) -> None:
 
     proxy = with_status(proxy_of_team(), counting(6))
     api = ScriptedApi()
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         assert await own.statuses.write(proxy, counting(7)) == SETTLE_S
         own.clock.mono += 1.5
         assert await own.statuses.write(proxy, counting(8)) == SETTLE_S - 1.5
         own.clock.mono += 0.5
-        api.add(("apply EnvoyProxy/status", told(proxy)))
+        api.add(("apply EnvoyProxy/status", stored_status(proxy)))
         assert await own.statuses.write(proxy, counting(8)) is None
         own.clock.mono += 10
         assert await own.statuses.write(proxy, counting(7)) == SETTLE_S, "the next change has a time of its own"
@@ -481,7 +490,7 @@ async def test_counters_that_come_back_are_no_news(tmp_path: Path) -> None:
     """A dip that is over before it was written is forgotten, and so is its time."""
     proxy = with_status(proxy_of_team(), next_status(observed(), now=NOW))
     dip = next_status(observed(proxy, live=deployment(wanted=2, total=3, updated=3, ready=2)), now=NOW)
-    async with rooms(ScriptedApi(), tmp_path) as own:
+    async with components(ScriptedApi(), tmp_path) as own:
         assert await own.statuses.write(proxy, dip) == SETTLE_S
         own.clock.mono += 1
         assert await own.statuses.write(proxy, proxy["status"]) is None
@@ -494,8 +503,8 @@ async def test_a_flip_takes_the_counters_along_at_once(tmp_path: Path) -> None:
     """What is more than counting does not wait."""
     proxy = with_status(proxy_of_team(), next_status(observed(), now=NOW))
     down = next_status(observed(proxy, live=deployment(ready=0)), now=NOW)
-    api = ScriptedApi(("apply EnvoyProxy/status", told(proxy)))
-    async with rooms(api, tmp_path) as own:
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with components(api, tmp_path) as own:
         assert await own.statuses.write(proxy, down) is None
     assert api.sent[0].body["status"]["readyReplicas"] == 0
 
@@ -504,7 +513,7 @@ async def test_a_flip_takes_the_counters_along_at_once(tmp_path: Path) -> None:
 async def test_a_proxy_that_has_moved_on_is_observed_anew(tmp_path: Path) -> None:
     """The conflict is the caller's: a status about an older version is never written over a newer one."""
     api = ScriptedApi(("apply EnvoyProxy/status", CONFLICT))
-    async with rooms(api, tmp_path) as own:
+    async with components(api, tmp_path) as own:
         with pytest.raises(ConflictError):
             await own.statuses.write(proxy_of_team(), next_status(observed(), now=NOW))
     assert own.writes == []

@@ -82,7 +82,7 @@ def stored(admin: Kube, kind: Kind, obj: Object) -> Object:
     return admin.wait_until(kind, Key(obj["metadata"]["namespace"], obj["metadata"]["name"]), is_settled)
 
 
-def test_a_stranger_is_left_byte_for_byte_and_named(
+def test_a_foreign_object_is_left_byte_for_byte_and_named(
     admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
 ) -> None:
     """For each kind: no write, ``NameConflict`` and ``Stalled`` name it, the others are created; later the child is.
@@ -197,7 +197,7 @@ def test_a_child_whose_reference_was_removed_is_foreign(admin: Kube, audit: Audi
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-async def test_a_stranger_who_is_faster_by_one_request_is_untouched(
+async def test_another_writer_who_is_faster_by_one_request_is_untouched(
     admin: Kube, control_plane: ControlPlane, namespace: str, kind: Kind
 ) -> None:
     """An object created between the operator's read and its create stays as it is, without fields of the operator."""

@@ -112,7 +112,7 @@ def test_nothing_is_written_when_nothing_is_wrong(
     ],
     ids=lambda value: str(value) if isinstance(value, Point) else "",
 )
-def test_a_crash_behind_any_write_leaves_what_the_next_round_completes(
+def test_a_crash_behind_any_write_leaves_what_the_next_reconcile_completes(
     admin: Kube,
     namespace: str,
     operator: OperatorProcess,

@@ -56,7 +56,7 @@ def recreated(admin: Kube, proxy: Object) -> Object:
 
 @pytest.mark.usefixtures("running_operator")
 @pytest.mark.parametrize("propagation", ["Background", "Foreground"])
-def test_a_new_life_takes_over_nothing(admin: Kube, audit: AuditLog, namespace: str, propagation: str) -> None:
+def test_a_new_incarnation_takes_over_nothing(admin: Kube, audit: AuditLog, namespace: str, propagation: str) -> None:
     """Deleted and created again at once: new children, a new record, and no write to any old child."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))

@@ -107,7 +107,7 @@ def dry_service(admin: Kube, namespace: str) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("said", [{}, {"reason": "Forbidden"}], ids=["422", "403"])
-def test_a_policys_refusal_is_told_with_its_name_and_costs_the_others_nothing(
+def test_a_policys_refusal_is_reported_with_its_name_and_costs_the_others_nothing(
     admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess, said: dict[str, str]
 ) -> None:
     """The other children are made, the refused one is tried again rarely, and no field of others is touched."""
@@ -156,7 +156,7 @@ def test_a_foreground_deletion_is_made_good_with_the_event_of_its_end(
     assert running_operator.metric("operator_app_rounds_total", result="failed") == 0, latencies_s
 
 
-def test_what_the_deployment_cannot_do_is_told_in_its_words(
+def test_what_the_deployment_cannot_do_is_reported_in_its_words(
     admin: Kube,
     namespace: str,
     running_operator: OperatorProcess,  # noqa: ARG001  # it works in the background

@@ -256,7 +256,7 @@ async def test_a_late_repair_does_not_touch_a_foreign_object(
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-async def test_a_round_of_the_previous_incarnation_does_not_touch_the_new_ones_children(
+async def test_a_reconcile_of_the_previous_incarnation_does_not_touch_the_new_ones_children(
     admin: Kube, control_plane: ControlPlane, parts: Components, key: Key, proxy: Object, kind: Kind
 ) -> None:
     """An operator whose store has the previous incarnation repairs, adopts and registers nothing of the new one."""

@@ -35,9 +35,9 @@ def test_explain_shows_owner_desired_and_live_of_every_field_and_writes_nothing(
     assert explained.returncode == 0, explained.stderr
     lines = explained.stdout.splitlines()
     service = f"Service {child_key(key)}"
-    assert f"ConfigMap {child_key(key)}: does not exist; the next round creates it" in lines
+    assert f"ConfigMap {child_key(key)}: does not exist; the next reconcile creates it" in lines
     assert f"Deployment {child_key(key)}: holds; nothing to write" in lines
-    assert f"{service}: differs; the next round writes the fields marked with !" in lines
+    assert f"{service}: differs; the next reconcile writes the fields marked with !" in lines
     field = '.spec.ports[port=80,protocol="TCP"].targetPort'
     assert f'  ! {field}  owner somebody  desired "http"  live 9999  (taken)' in lines
     assert "    .spec.replicas  owner operator-app  = 1" in lines

@@ -91,7 +91,7 @@ def test_certificate_is_from_its_own_authority(local: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize(("token", "code"), [("", 403), ("not-a-token", 401)])
-def test_strangers_are_refused(local: ControlPlane, token: str, code: int) -> None:
+def test_foreign_objects_are_refused(local: ControlPlane, token: str, code: int) -> None:
     """Nobody reads objects without credentials, or with made-up ones."""
     context = kubeconfig_context(local.kubeconfig)
     trusted = ssl.create_default_context(cadata=b64decode(context.cluster.certificate_auth_data or "").decode())

@@ -147,7 +147,7 @@ def test_a_pod_has_its_token_and_its_log_is_served(admin: Kube, namespace: str, 
     assert len(found.stdout.split(".")) == 3, "a JSON web token"
 
 
-def test_a_machine_without_what_it_takes_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_what_it_takes_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another system, another user, or programs that can't be installed: each is one sentence and no traceback."""
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     with pytest.raises(NodeUnavailableError, match=r"^no Pods can run here: a node needs Linux$"):

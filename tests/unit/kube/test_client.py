@@ -416,6 +416,22 @@ async def test_a_server_that_never_answers_is_given_up(kubeconfig: Path) -> None
                 await call
 
 
+async def test_a_write_has_a_bound_of_its_own(kubeconfig: Path) -> None:
+    """The API server may take longer for a write than for a read, and a write given up early is never carried out."""
+    asked_s: list[float] = []
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        asked_s.append(request.extensions["timeout"]["read"])
+        await anyio.sleep(0.1)
+        return httpx2.Response(200, json={"metadata": {"resourceVersion": "1"}})
+
+    async with Scripted(answer).connected(kubeconfig, request_timeout_s=0.01, write_timeout_s=30) as cluster:
+        await cluster.merge_patch(CONFIG_MAP, KEY, {})
+        with pytest.raises(TransientError, match=r"0\.01 s"):
+            await cluster.get(CONFIG_MAP, KEY)
+    assert asked_s == [30, 0.01]
+
+
 async def test_nothing_is_tried_twice(kubeconfig: Path) -> None:
     """A failed request is one request."""
     server = answering(503, b"")

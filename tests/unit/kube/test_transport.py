@@ -1,9 +1,13 @@
 """Credentials on their way to the API server, and TLS against a real TLS server on loopback."""
 
+import asyncio
 import json
 import ssl
 import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -13,8 +17,16 @@ import trustme
 
 from operator_app.errors import ConfigurationError
 from operator_app.kube import transport
-from operator_app.kube.kubeconfig import Endpoint, ExecPlugin
-from operator_app.kube.transport import AuthorizedTransport, ExecToken, TokenFile, credentials, tls_context
+from operator_app.kube.kubeconfig import Endpoint, ExecPlugin, endpoint
+from operator_app.kube.transport import (
+    AuthorizedTransport,
+    ExecToken,
+    RenewedTransport,
+    TokenFile,
+    credentials,
+    tls_context,
+)
+from tests.unit.kube.scripted_client import kubeconfig_in
 
 pytestmark = pytest.mark.anyio
 SERVER = "https://api.example.org"
@@ -92,11 +104,12 @@ async def test_a_401_reads_the_token_again_and_resends_once(tmp_path: Path) -> N
     assert seen == [("Bearer old", b"body"), ("Bearer old", b"body"), ("Bearer new", b"body")]
 
 
-def plugin(folder: Path, answer: str) -> ExecPlugin:
+def plugin(folder: Path, answer: str, *, delay_s: float = 0) -> ExecPlugin:
     """A credential plugin that counts its runs in a file and prints ``answer``."""
     script = folder / "plugin"
     script.write_text(
-        f'#!/bin/sh\necho run >> {folder}/runs\necho "$KUBERNETES_EXEC_INFO" > {folder}/info\necho "$SECRET" '
+        f"#!/bin/sh\nsleep {delay_s}\n"
+        f'echo run >> {folder}/runs\necho "$KUBERNETES_EXEC_INFO" > {folder}/info\necho "$SECRET" '
         f"> {folder}/env\ncat <<'END'\n{answer}\nEND\n"
     )
     script.chmod(0o700)
@@ -222,3 +235,90 @@ def test_unusable_certificates_are_refused_in_a_sentence(
     with pytest.raises(ConfigurationError, match="cannot be used"):
         tls_context(unusable)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_authorities_without_key_identifiers_are_accepted() -> None:
+    """As client-go does, on every Python: 3.13 alone would refuse them."""
+    assert not tls_context(Endpoint(SERVER)).verify_flags & ssl.VERIFY_X509_STRICT
+
+
+async def test_a_plugin_that_is_slower_than_a_request_is_not_started_again(tmp_path: Path) -> None:
+    """The request that began the run gives up; a later one gets the token of the same run."""
+    source = ExecToken(plugin(tmp_path, '{"status":{"token":"t"}}', delay_s=0.5))
+    with anyio.move_on_after(0.05):
+        await source.authorization()
+    assert await source.authorization() == "Bearer t"
+    assert runs(tmp_path) == 1
+
+
+class Authority:
+    """A CA, and a server on loopback with a certificate of it that asks for the client's."""
+
+    def __init__(self) -> None:
+        self.ca = trustme.CA()
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.ca.issue_cert("localhost").configure_cert(self.tls)
+        self.ca.configure_trust(self.tls)
+        self.tls.verify_mode = ssl.CERT_REQUIRED
+
+    def write(self, folder: Path) -> None:
+        """Write the CA and a client's certificate and key of it to the files that a kubeconfig names."""
+        own = self.ca.issue_cert("operator")
+        self.ca.cert_pem.write_to_path(folder / "ca.pem")
+        own.cert_chain_pems[0].write_to_path(folder / "client.pem")
+        own.private_key_pem.write_to_path(folder / "client.key")
+
+
+@asynccontextmanager
+async def https_server(authority: Authority, port: int = 0) -> AsyncGenerator[int]:
+    """A server that answers 200 to every connection and closes it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "localhost", port, ssl=authority.tls, reuse_address=True)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def status_of(pool: RenewedTransport, server: str) -> int:
+    """The status of one request."""
+    response = await pool.handle_async_request(httpx2.Request("GET", server))
+    await response.aread()
+    return response.status_code
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_rotated_authority_and_certificate_are_used_without_a_restart(tmp_path: Path) -> None:
+    """The server comes back with another CA, and refuses until the files follow; then requests succeed again."""
+    old, new = Authority(), Authority()
+    old.write(tmp_path)
+    async with https_server(old) as port:
+        kubeconfig = kubeconfig_in(
+            tmp_path,
+            {"server": f"https://localhost:{port}", "certificate-authority": "ca.pem"},
+            {"client-certificate": "client.pem", "client-key": "client.key"},
+        )
+        load = partial(endpoint, kubeconfig, None, environ={})
+        now = [0.0]
+        loaded = load()
+        pool = RenewedTransport(loaded, tls_context(loaded), load=load, max_connections=None, clock=lambda: now[0])
+        assert await status_of(pool, loaded.server) == 200
+    async with https_server(new, port):
+        now[0] += 2
+        with pytest.raises(httpx2.ConnectError):
+            await status_of(pool, loaded.server)
+        (tmp_path / "ca.pem").write_text("half a f")
+        now[0] += 2
+        with pytest.raises(httpx2.ConnectError):
+            await status_of(pool, loaded.server)
+        new.write(tmp_path)
+        now[0] += 2
+        assert await status_of(pool, loaded.server) == 200
+        await pool.aclose()

@@ -26,7 +26,18 @@ from operator_app.errors import (
 )
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
-from operator_app.kube.watch import Complete, Ended, Failed, Listing, Restart, Watching, WatchTimes, follow, next_state
+from operator_app.kube.watch import (
+    RETRY_AFTER_CAP_S,
+    Complete,
+    Ended,
+    Failed,
+    Listing,
+    Restart,
+    Watching,
+    WatchTimes,
+    follow,
+    next_state,
+)
 
 # Long enough for a busy machine: an empty stream must end long before it counts as silent or as healthy.
 TIMES = WatchTimes(timeout_s=300, idle_timeout_s=60, healthy_after_s=60, backoff_base_s=1, backoff_cap_s=30)
@@ -316,6 +327,12 @@ def test_retry_after_is_a_lower_bound(run: Callable[..., Run]) -> None:
     done = run(Server(refusal(429, Retry_After="9"), page(5), refusal(503, Retry_After="40"), refusal(503)))
     assert done.errors == [ThrottledError, TransientError, TransientError]
     assert done.pauses_s == [9.0, 40.0, 2.0]
+
+
+def test_retry_after_is_bounded(run: Callable[..., Run]) -> None:
+    """A load balancer that asks for an hour makes no kind deaf for longer than a minute."""
+    done = run(Server(refusal(503, Retry_After="3600"), page(5), refusal(503, Retry_After="3600")))
+    assert done.pauses_s == [RETRY_AFTER_CAP_S, RETRY_AFTER_CAP_S]
 
 
 def test_a_silent_stream_is_closed(run: Callable[..., Run]) -> None:

@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 import pytest
 
 from operator_app.errors import ConfigurationError
-from operator_app.observability.http import LOOP_STUCK_AFTER_S, Health, serving
+from operator_app.observability.http import LOOP_STUCK_AFTER_S, MAX_CONNECTIONS, Health, serving
 from operator_app.observability.metrics import Metrics
 
 
@@ -44,6 +44,17 @@ def test_healthz_is_about_the_event_loop() -> None:
         assert get(port, "/healthz")[0] == 200
 
 
+def test_connections_are_bounded_and_probes_get_in() -> None:
+    """Thousands of idle connections take a fixed number of threads, and a probe behind them is answered."""
+    with serving(0, Metrics(), Health(Clock())) as port:
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(4 * MAX_CONNECTIONS)]
+        assert get(port, "/healthz")[0] == 200
+        served = [each for each in threading.enumerate() if "process_request_thread" in each.name]
+        assert len(served) <= 2 * MAX_CONNECTIONS
+        for each in idle:
+            each.close()
+
+
 def test_readyz_is_about_being_ready_and_alive() -> None:
     """Not before the operator is ready, and not while the loop is stuck."""
     clock = Clock()
@@ -54,6 +65,21 @@ def test_readyz_is_about_being_ready_and_alive() -> None:
         assert get(port, "/readyz")[0] == 200
         clock.now = LOOP_STUCK_AFTER_S
         assert get(port, "/readyz")[0] == 503
+
+
+def test_a_blind_replica_is_not_ready_and_says_since_when() -> None:
+    """It is alive all the same: a restart would not help against an API server that can't be reached."""
+    health = Health(Clock())
+    health.is_ready = True
+    with serving(0, Metrics(), health) as port:
+        health.blind = "nothing of Service has arrived since noon"
+        assert get(port, "/healthz")[0] == 200
+        assert get(port, "/readyz")[::2] == (
+            503,
+            "503 Service Unavailable: nothing of Service has arrived since noon\n",
+        )
+        health.blind = None
+        assert get(port, "/readyz")[0] == 200
 
 
 def test_metrics_are_served_in_prometheus_text() -> None:

@@ -43,7 +43,7 @@ def test_every_cell_about_a_verb_is_measured() -> None:
                 assert {str(file) for file in defined[name]} & set(CONTRACT), name
 
 
-def test_every_invariant_is_told_with_its_proof_or_without() -> None:
+def test_every_invariant_is_reported_with_its_proof_or_without() -> None:
     """Thirty invariants, in their order, each with a test that exists or with the words "not yet"."""
     table = rows("What each invariant prevents")
     assert [row[0] for row in table] == [str(number) for number in range(1, 31)]

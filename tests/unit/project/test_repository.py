@@ -110,3 +110,13 @@ def test_the_build_uses_the_back_end_that_is_locked() -> None:
 def hashes(entry: str) -> set[str]:
     """The digests of one lock entry."""
     return set(re.findall(r"--hash=sha256:([0-9a-f]{64})", entry))
+
+
+def test_the_supported_pythons_are_tested_and_the_image_has_one_of_them() -> None:
+    """From the oldest that pyproject allows to the image's: the workflow and `make unit-pythons`."""
+    lowest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=3.")
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    tested = [int(each) for each in re.findall(r'"3\.(\d+)"', re.findall(r"python: \[(.*?)\]", workflow)[0])]
+    in_make = re.findall(r"for minor in ([\d ]+);", (ROOT / "Makefile").read_text())[0]
+    image = re.findall(r"BUILD_IMAGE=python:3\.(\d+)", (ROOT / "Dockerfile").read_text())[0]
+    assert tested == list(range(int(lowest), int(image) + 1)) == [int(each) for each in in_make.split()]

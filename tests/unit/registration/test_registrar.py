@@ -21,7 +21,7 @@ from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.results import Outcome, Problem
-from tests.unit.scripted_api import Clock, Rooms, ScriptedApi, ok, rooms
+from tests.unit.scripted_api import Clock, Components, ScriptedApi, components, ok
 from tests.unit.ssa.field_sets import stored
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +75,7 @@ class Dns:
 class World:
     """A registrar whose store has proxies, each with a hostname that is confirmed or not."""
 
-    def __init__(self, own: Rooms) -> None:
+    def __init__(self, own: Components) -> None:
         self.clock = own.clock
         self.store = own.store
         self.dns = Dns(own.clock)
@@ -131,7 +131,7 @@ class World:
 @asynccontextmanager
 async def a_world(folder: Path, api: ScriptedApi | None = None) -> AsyncGenerator[World]:
     """A world whose API server fails the test on any request that is not in the script."""
-    async with rooms(api or ScriptedApi(), folder) as own:
+    async with components(api or ScriptedApi(), folder) as own:
         yield World(own)
 
 

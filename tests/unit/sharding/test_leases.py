@@ -466,6 +466,24 @@ def test_a_replica_that_leaves_hands_over_within_a_second() -> None:
     assert replica_lease_name("a") not in world.server.leases
 
 
+def test_a_replica_that_can_not_see_hands_over_and_takes_part_again() -> None:
+    """Suspended, it is no member and holds nothing; resumed, it gets its share."""
+    world = World(31)
+    first, _ = world.join("a"), world.join("b")
+    world.run(5)
+    first.state.suspend()
+    first.step()
+    world.run(1)
+    assert set(world.holders().values()) == {"b"}
+    assert len(world.holders()) == 4
+    assert replica_lease_name("a") not in world.server.leases
+    assert not first.state.has_left
+    first.state.resume()
+    first.step()
+    world.run(3)
+    assert world.shares() == [2, 2]
+
+
 def test_a_restart_under_the_same_name_does_not_wait() -> None:
     """After ``kill -9`` a new process holds the same shards within a second, with higher epochs."""
     world = World(4)

@@ -110,7 +110,7 @@ def test_a_reason_is_fit_for_a_structured_line() -> None:
 
 
 @pytest.mark.parametrize("length", [SHOWN_CHARACTERS, SHOWN_CHARACTERS + 1])
-def test_long_values_are_told_by_length_and_digest(length: int) -> None:
+def test_long_values_are_reported_by_length_and_digest(length: int) -> None:
     """A text is shown up to the limit, and as what it can be recognised by above."""
     text = "x" * length
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -333,7 +333,7 @@ def test_owners(path: Path, owners: tuple[str, ...]) -> None:
     assert owners_of(path, live) == owners
 
 
-def test_our_manager_is_a_stranger_when_it_updates() -> None:
+def test_our_manager_is_another_writer_when_it_updates() -> None:
     """An Update under our name (``kubectl edit --field-manager``) is not our apply."""
     live = living(1, {})
     live["metadata"]["managedFields"].append(entry(live, {"f:spec": {"f:x": {}}}, operation="Update"))
@@ -458,7 +458,7 @@ RELAXED = settings(deadline=None)
 
 @RELAXED
 @given(declarations(), st.randoms(use_true_random=False))
-def test_what_was_applied_holds_among_any_strangers(desired: Object, chance: random.Random) -> None:
+def test_what_was_applied_holds_among_any_foreign_fields(desired: Object, chance: random.Random) -> None:
     """After an apply there is no difference, whatever others add and in whatever order lists are stored."""
     live = applied(desired)
     with_strangers(live, chance)
