@@ -559,7 +559,7 @@ async def test_a_cancelled_watch_closes_its_connection(cluster: Cluster, namespa
                 pass
     assert scope.cancelled_caught
     pool: Any = cluster._watches._client._transport
-    pool = getattr(pool, "_inner", pool)._pool
+    pool = getattr(pool._pool, "_inner", pool._pool)._pool
     assert [connection for connection in pool.connections if not connection.is_idle()] == []
 
 
