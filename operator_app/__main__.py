@@ -7,6 +7,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -27,7 +28,18 @@ from operator_app.errors import ConfigurationError, OperatorError, TerminalError
 from operator_app.explain import explain
 from operator_app.kube.client import Cluster
 from operator_app.observability.logs import configure_logging
-from operator_app.registration.audit import Finding, findings, fix, outside_entries, survey, table
+from operator_app.preflight import read_cluster_uid
+from operator_app.registration.audit import (
+    Finding,
+    as_json,
+    findings,
+    fix,
+    orphans,
+    outside_entries,
+    refusal,
+    survey,
+    table,
+)
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
 from operator_app.settings import ENV_PREFIX, Settings
@@ -85,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check = commands.add_parser("audit", help="hold proxies against records, here and outside; exit code 1: findings")
     check.add_argument("--fix", action="store_true", help="remove what provably is left from proxies that are gone")
+    check.add_argument("-o", "--output", choices=("table", "json"), default="table", help="json: one object")
     _add_settings(check)
     return parser
 
@@ -142,7 +155,7 @@ def _audit(parsed: argparse.Namespace) -> int:
     try:
         settings = _settings(parsed)
         configure_logging(settings.log_level, settings.log_format)
-        return anyio.run(_audited, settings, parsed.fix)
+        return anyio.run(_audited, settings, parsed.fix, parsed.output == "json")
     except ConfigurationError as error:
         return _complain(str(error), code=2)
     except OperatorError as error:
@@ -162,11 +175,11 @@ async def _while_throttled(read: Callable[[], Awaitable[T]]) -> T:
             await anyio.sleep(pause_s)
 
 
-async def _audited(settings: Settings, is_fixing: bool) -> int:  # noqa: FBT001 - anyio.run takes no keywords
+async def _audited(settings: Settings, is_fixing: bool, is_json: bool) -> int:  # noqa: FBT001 - anyio.run takes no keywords
     """Print the findings, remove with ``is_fixing`` what may be removed, and return the exit code."""
     async with (
         Cluster.connect(kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER) as cluster,
-        open_registries(settings) as registries,
+        open_registries(settings, partial(read_cluster_uid, cluster)) as registries,
     ):
         # The registries first: a record of no proxy that exists afterwards belongs to a deleted proxy.
         outside, failed = await outside_entries(registries)
@@ -176,23 +189,30 @@ async def _audited(settings: Settings, is_fixing: bool) -> int:  # noqa: FBT001 
         left = found = findings(seen)
         for name, error in failed.items():
             _complain(f"the registry {name} can't be read, so nothing is said about it: {error}")
-        if found:
+        if found and not is_json:
             sys.stdout.write(table(found))
-        if is_fixing:
+        refused = refusal(seen, registries.installation) if is_fixing and found else None
+        if refused is not None:
+            _complain(f"nothing is removed: {refused}")
+        elif is_fixing:
             left = tuple([each for each in found if not await _fixed(cluster, registries, each, settings.namespace)])
+    if is_json:
+        sys.stdout.write(as_json(seen, found, left, failed))
+        return 1 if left or failed else 0
+    for removed in (each for each in found if each not in left):
+        print(f"removed: {removed.kind.value} {removed.registry} {removed.name}")
+    for name, entries in orphans(seen).items():
+        print(f"kept by deletionPolicy Orphan: {len(entries)} of namespace {name}")
     print(f"{len(seen.proxies)} proxies, {len(seen.entries)} records, {len(found)} findings, {len(left)} left")
     return 1 if left or failed else 0
 
 
 async def _fixed(cluster: Cluster, registries: Registries, finding: Finding, namespace: str) -> bool:
     try:
-        is_removed = await fix(cluster, registries, finding, namespace=namespace)
+        return await fix(cluster, registries, finding, namespace=namespace)
     except OperatorError as error:
         _complain(f"{finding.kind.value} {finding.name}: {error}")
         return False
-    if is_removed:
-        print(f"removed: {finding.kind.value} {finding.registry} {finding.name}")
-    return is_removed
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -41,7 +42,7 @@ from operator_app.kube.store import Store
 from operator_app.kube.watch import WatchTimes, follow
 from operator_app.observability.http import Health, serving
 from operator_app.observability.metrics import Metrics
-from operator_app.preflight import refuse_unknown_namespaces, warn_of_settings
+from operator_app.preflight import refuse_unknown_namespaces, wait_for_cluster_uid, warn_of_settings
 from operator_app.reconcile import Reconciler
 from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker
@@ -67,7 +68,7 @@ Connect = Callable[..., AbstractAsyncContextManager[Cluster]]
 async def run(settings: Settings, *, connect: Connect = Cluster.connect) -> None:
     """Run the operator until SIGTERM or SIGINT. Tests pass another ``connect`` to inject faults.
 
-    Raises ``ConfigurationError`` before anything is started when there is no usable cluster configuration or registry,
+    Raises ``ConfigurationError`` before anything is written when there is no usable cluster configuration or registry,
     or when the HTTP port is taken.
     """
     refused: ConfigurationError | None = None
@@ -118,27 +119,26 @@ async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None
             metrics.fenced_writes.inc()
             raise
 
-    async with (
-        connect(
-            kubeconfig=settings.kubeconfig,
-            context=settings.context,
-            user_agent=f"{FIELD_MANAGER}/{replica}",
-            request_timeout_s=settings.request_timeout_s,
-            write_timeout_s=settings.write_timeout_s,
-            max_connections=settings.max_connections,
-            observe=observe,
-            before_write=before_write,
-        ) as cluster,
-        open_registries(settings) as registries,
-    ):
+    async with connect(
+        kubeconfig=settings.kubeconfig,
+        context=settings.context,
+        user_agent=f"{FIELD_MANAGER}/{replica}",
+        request_timeout_s=settings.request_timeout_s,
+        write_timeout_s=settings.write_timeout_s,
+        max_connections=settings.max_connections,
+        observe=observe,
+        before_write=before_write,
+    ) as cluster:
         with serving(settings.http_port, metrics, health) as port:
             log.info("started", namespace=settings.namespace, http_port=port, replica=replica)
             warn_of_settings(settings)
             await refuse_unknown_namespaces(cluster, settings)
-            with fencing.holding(fencing.NO_TOKEN):
-                operator = Operator(settings, cluster, metrics, health, backpressure, registries, replica=replica)
-                stopping.act = operator.stop
-                await operator.run()
+            cluster_uid = partial(wait_for_cluster_uid, cluster, beat=health.beat)
+            async with open_registries(settings, cluster_uid) as registries:
+                with fencing.holding(fencing.NO_TOKEN):
+                    operator = Operator(settings, cluster, metrics, health, backpressure, registries, replica=replica)
+                    stopping.act = operator.stop
+                    await operator.run()
             log.info("stopped")
 
 
@@ -282,6 +282,7 @@ class Operator:
                 self._cluster,
                 self._store,
                 namespace=namespace,
+                installation=self._registries.installation,
                 on_write=self._count_write,
                 sink=sink,
             ),

@@ -1,15 +1,24 @@
-"""What is checked before the operator starts: that its namespaces exist, and settings that cost more than they seem."""
+"""What is checked or read before the operator starts: namespaces, the cluster's identity, and costly settings."""
+
+from collections.abc import Callable
+from typing import Final
 
 import anyio
 import structlog
 
 from operator_app.api.kinds import NAMESPACE, Key
-from operator_app.errors import ConfigurationError, OperatorError
+from operator_app.errors import ConfigurationError, OperatorError, TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.watch import QUIET_S
 from operator_app.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+CLUSTER_NAMESPACE: Final = "kube-system"
+"""The namespace whose UID is the identity of a cluster: every cluster has it, and nobody can delete it."""
+
+RETRY_BASE_S: Final = 0.5
+RETRY_CAP_S: Final = 10.0
 
 
 def warn_of_settings(settings: Settings) -> None:
@@ -48,3 +57,37 @@ async def refuse_unknown_namespaces(cluster: Cluster, settings: Settings) -> Non
         raise ConfigurationError(f"there is no namespace {names}; create it, or name another")
     for name in sorted(missing):
         log.warning("namespace_missing", namespace=name)
+
+
+async def read_cluster_uid(cluster: Cluster) -> str:
+    """The UID of the namespace ``kube-system``, which identifies the cluster in records outside of it.
+
+    Raises the API server's errors, and ``ConfigurationError`` where the namespace can't be read for good.
+    """
+    try:
+        found = await cluster.get(NAMESPACE, Key("", CLUSTER_NAMESPACE))
+    except TransientError:
+        raise
+    except OperatorError as error:
+        message = (
+            f"the UID of the namespace {CLUSTER_NAMESPACE} marks the records outside as this cluster's, and can't be "
+            f"read ({error.message}); apply the shipped RBAC, which allows to get this one namespace"
+        )
+        raise ConfigurationError(message) from error
+    if found is None:
+        raise ConfigurationError(f"there is no namespace {CLUSTER_NAMESPACE}, whose UID is the cluster's identity")
+    uid: str = found["metadata"]["uid"]
+    return uid
+
+
+async def wait_for_cluster_uid(cluster: Cluster, *, beat: Callable[[], None]) -> str:
+    """The same, but waits for an API server that does not answer; ``beat`` is called at least every 10 s meanwhile."""
+    delay_s = RETRY_BASE_S
+    while True:
+        beat()
+        try:
+            return await read_cluster_uid(cluster)
+        except TransientError as error:
+            log.warning("cluster_uid_unread", retry_s=delay_s, error=str(error))
+        await anyio.sleep(delay_s)
+        delay_s = min(RETRY_CAP_S, delay_s * 2)

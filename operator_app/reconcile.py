@@ -43,6 +43,7 @@ from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
 from operator_app.registration.registrar import Registrar
 from operator_app.registration.registry import Port, Record, Registration
+from operator_app.registration.withdrawal import State
 from operator_app.results import Outcome, Problem, ReconcileResult
 from operator_app.ssa.fields import fields_of
 from operator_app.status import (
@@ -70,6 +71,9 @@ _NOT_WHILE_PAUSED: Final = Problem("Paused", "spec.paused is set; the record wai
 
 ORPHANED_RECORDS_RETRY_S: Final = 60.0
 """Seconds until an existing proxy tries again to remove the records of a previous incarnation of its name."""
+
+MAX_ADDRESSES: Final = 16
+"""Addresses of one load balancer that are registered; the ledger's entry has room for no more."""
 
 _PREREQUISITES: Final = {DEPLOYMENT: CONFIG_MAP}
 """Which child waits for which other one: a Deployment must not mount a foreign ConfigMap, nor one of another
@@ -272,26 +276,17 @@ class Reconciler:
         """Register the proxy outside, once its Service has an address.
 
         While the Service is not as declared or the finalizer is not there, the outside record stays as it is and is
-        only compared.
+        only compared; without an address it is withdrawn. A hostname that is not declared any more is withdrawn in
+        both cases.
         """
         service = steps.results[SERVICE]
-        address = _address(steps.proxy, service.live)
-        if address is None:
-            steps.registration = _unregistered(_NO_ADDRESS)
-            return
-        record, registry = (
-            _record(steps.proxy, spec, address),
-            spec.registration.registry if spec.registration else None,
-        )
+        record = _record(steps.proxy, spec, _addresses(steps.proxy, service.live))
+        registry = spec.registration.registry if spec.registration else None
         hindrance = _NOT_WHILE_PAUSED if spec.paused else steps.hindrance
         if hindrance is None and _is_broken(service):
             hindrance = service.problem
         try:
-            if hindrance is not None:
-                problem = await self._registrar.observe(record, registry, hindrance, is_resync=is_resync)
-                steps.registration = Registration(Outcome.UNCHANGED, problem)
-                return
-            steps.registration = await self._registrar.register(record, registry, is_resync=is_resync)
+            steps.registration = await self._registered(record, registry, hindrance, is_resync=is_resync)
         except ConflictError as error:
             steps.conflict = error
         except TransientError as error:
@@ -303,6 +298,25 @@ class Reconciler:
             if steps.registration.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
                 self._report_registered(steps.proxy, record, steps.registration)
 
+    async def _registered(
+        self, record: Record, registry: str | None, hindrance: Problem | None, *, is_resync: bool
+    ) -> Registration:
+        """Write the record, or where something hinders that withdraw what it no longer declares and compare the rest.
+
+        Raises what the registrar raises.
+        """
+        if hindrance is not _NOT_WHILE_PAUSED and (hindrance is not None or not record.address):
+            state = State.SERVICE_IN_TROUBLE if record.address else State.NO_ADDRESS
+            withdrawn = await self._registrar.withdraw(record, registry, state)
+            if withdrawn is not None:
+                return withdrawn
+        if not record.address:
+            return _unregistered(_NO_ADDRESS)
+        if hindrance is not None:
+            problem = await self._registrar.observe(record, registry, hindrance, is_resync=is_resync)
+            return Registration(Outcome.UNCHANGED, problem)
+        return await self._registrar.register(record, registry, is_resync=is_resync)
+
     def _report_registered(self, proxy: Object, record: Record, registration: Registration) -> None:
         log.info("record", proxy=str(record.proxy), generation=record.generation, outcome=registration.outcome.value)
         known = condition_of(proxy, REGISTERED)
@@ -313,15 +327,37 @@ class Reconciler:
             self._record_event(Occurrence(proxy, "Normal", "DriftRepaired", "Repair", "record", note))
 
     async def _refuse(self, proxy: Object, refusal: Problem) -> ReconcileResult:
-        """Write why a declaration can't be acted on into the status, and nothing else; children stay as they are."""
+        """Write why a declaration can't be acted on into the status; children stay as they are.
+
+        Of what it does declare, only a hostname that is not there any more is acted on.
+        """
         key = child_key(key_of(proxy))
         children = {
             kind: Result(kind, key, Outcome.SKIPPED, self._store.get(kind, key), problem=refusal)
             for kind in CHILD_KINDS
         }
-        return await self._write_status(
-            Observation(proxy, children, refusal=refusal, address=_address(proxy, self._store.get(SERVICE, key)))
+        withdrawn, failure = None, None
+        try:
+            withdrawn = await self._withdraw_undeclared(proxy)
+        except OperatorError as error:
+            failure = error
+        address = next(iter(_addresses(proxy, self._store.get(SERVICE, key))), None)
+        written = await self._write_status(Observation(proxy, children, refusal=refusal, address=address))
+        again_s = (written.requeue_after_s, withdrawn.requeue_after_s if withdrawn is not None else None)
+        return ReconcileResult(min((each for each in again_s if each is not None), default=None), failure)
+
+    async def _withdraw_undeclared(self, proxy: Object) -> Registration | None:
+        """Withdraw a published hostname that a refused spec does not declare any more, as far as that can be read."""
+        spec, metadata = proxy["spec"], proxy["metadata"]
+        declared = spec.get("registration") or {}
+        is_readable = isinstance(declared, dict) and all(
+            isinstance(declared.get(name), str | None) for name in ("hostname", "registry")
         )
+        if not is_readable or spec.get("paused"):
+            return None
+        hostname, registry = declared.get("hostname"), declared.get("registry")
+        record = Record(metadata["uid"], metadata["generation"], key_of(proxy), hostname, "", ())
+        return await self._registrar.withdraw(record, registry, State.REFUSED)
 
     async def _write_status(self, observation: Observation) -> ReconcileResult:
         status = next_status(observation, now=self._now())
@@ -337,7 +373,7 @@ class Reconciler:
             proxy,
             steps.results,
             steps.registration.problem,
-            address=_address(proxy, steps.results[SERVICE].live),
+            address=next(iter(_addresses(proxy, steps.results[SERVICE].live)), None),
             problems=tuple(steps.problems),
             contentions=known,
         )
@@ -395,7 +431,7 @@ class _Steps:
         return max(self.transients, key=lambda each: each.retry_after_s or 0.0, default=None)
 
 
-def _record(proxy: Object, spec: EnvoyProxySpec, address: str) -> Record:
+def _record(proxy: Object, spec: EnvoyProxySpec, addresses: tuple[str, ...]) -> Record:
     """What is to be said of the proxy outside."""
     metadata, declared = proxy["metadata"], spec.registration
     return Record(
@@ -403,7 +439,8 @@ def _record(proxy: Object, spec: EnvoyProxySpec, address: str) -> Record:
         generation=metadata["generation"],
         proxy=key_of(proxy),
         hostname=declared.hostname if declared else None,
-        address=address,
+        address=next(iter(addresses), ""),
+        more_addresses=addresses[1:],
         ports=tuple(Port(each.name, each.port, each.protocol) for each in spec.listeners),
         ttl_s=declared.ttl if declared else None,
     )
@@ -459,14 +496,20 @@ def _requeued(result: ReconcileResult, remaining: OperatorError) -> ReconcileRes
     return replace(result, requeue_after_s=min(each for each in times_s if each is not None))
 
 
-def _address(proxy: Object, service: Object | None) -> str | None:
-    """Where the proxy is reached by a Service of its own: what the load balancer gave, or its name in the cluster."""
+def _addresses(proxy: Object, service: Object | None) -> tuple[str, ...]:
+    """Where the proxy is reached by a Service of its own: what the load balancer gave, or its name in the cluster.
+
+    Of a load balancer, all IP addresses, IPv4 before IPv6, or else the first of its names in alphabetical order; the
+    order in which it gives them means nothing. An entry with both a name and an address counts as a name.
+    """
     if service is None or controller_uid(service) != proxy["metadata"]["uid"]:
-        return None
+        return ()
     if "deletionTimestamp" in service["metadata"]:
-        return None
+        return ()
     if service["spec"].get("type") != ServiceType.LOAD_BALANCER:
         key = key_of(service)
-        return f"{key.name}.{key.namespace}.svc"
+        return (f"{key.name}.{key.namespace}.svc",)
     given = service.get("status", {}).get("loadBalancer", {}).get("ingress", ())
-    return next((each.get("hostname") or each.get("ip") for each in given), None)
+    names = sorted(each["hostname"] for each in given if each.get("hostname"))
+    ips = {each["ip"] for each in given if each.get("ip") and not each.get("hostname")}
+    return tuple(sorted(ips, key=lambda ip: (":" in ip, ip))[:MAX_ADDRESSES]) or tuple(names[:1])

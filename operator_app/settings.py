@@ -93,10 +93,10 @@ class Settings(BaseSettings):
         None,
         description="let a deleted proxy go after this, although its registry is down; the removal is worked off later",
     )
-    operator_id: str = Field(
-        "operator-app",
+    operator_id: str | None = Field(
+        None,
         pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
-        description="this operator's name in outside records; operators that share a registry need different ones",
+        description="id of this installation, such as prod-eu; needed, and to be its own, where a registry is outside",
     )
     powerdns_url: str | None = Field(
         None, description="PowerDNS's HTTP API without its path, for example https://dns.example.com:8081"

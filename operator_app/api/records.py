@@ -9,6 +9,13 @@ from operator_app.api.fields import DnsLabel, DnsName, Int64, Port, PortName, Tt
 from operator_app.api.models import Protocol
 from operator_app.api.rules import ApiModel, Rule
 
+InstallationName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}[.][0-9a-f]{32}$", max_length=65)]
+"""Digests of a cluster and of an installation of the operator in it."""
+
+
+IpAddress = Annotated[str, Field(min_length=1, max_length=45)]
+"""An IPv4 or IPv6 address."""
+
 
 class ProxyReference(ApiModel):
     """Whose record this is; the UID decides, the names are for people."""
@@ -88,8 +95,15 @@ class ProxyRegistrationSpec(ApiModel):
     """Registered: the proxy exists. Abandoned: it is gone, and its names are still to be taken back. Orphaned: it is
     gone, and its deletionPolicy keeps the record."""
 
+    installations: Annotated[tuple[InstallationName, ...], Field(max_length=16)] = ()
+    """The installations of the operator that records outside may carry for this proxy: the present one, and earlier
+    ones until their records are rewritten. Empty where nothing is outside."""
+
     address: Annotated[str, Field(min_length=1, max_length=253)]
     """Where clients reach the proxy: an IP address or a DNS name."""
+
+    more_addresses: Annotated[tuple[IpAddress, ...], Field(max_length=15)] = ()
+    """Further IP addresses at which clients reach the proxy, where it has several."""
 
     ports: Annotated[tuple[RegisteredPort, ...], Field(max_length=16)]
     """The proxy's listeners."""

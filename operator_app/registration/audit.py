@@ -7,6 +7,7 @@ cluster, or a reconcile is still in progress; in the last case it is gone in the
 live proxy is left to the operator: ``fix`` removes only what provably belongs to a deleted one.
 """
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -32,11 +33,14 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
 from operator_app.kube.turns import Turns
 from operator_app.registration.claims import owner_uid
+from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry, Name, proxy_of
 from operator_app.registration.registrar import CALL_TIMEOUT_S, Registries
 from operator_app.registration.registry import OutsideRecord, Registry
+from operator_app.results import Outcome
 
 _OURS: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
+_NOWHERE: Final = Key("", "")
 _BATCH_BYTES: Final = 65_536
 """Objects of a list that are decoded at the same time, in bytes of JSON."""
 
@@ -59,14 +63,17 @@ FIXABLE: Final = frozenset(
 """Findings about deleted proxies. The others are left to the operator, or to people."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One discrepancy. ``name`` is a hostname, or the name of an object in the operator's namespace."""
+    """One discrepancy. ``name`` is a hostname, or the name of an object in the operator's namespace.
+
+    ``proxy`` is ``None`` where only a record outside knows of the proxy, and does not tell its name.
+    """
 
     kind: FindingKind
     registry: str
     name: str
-    proxy: Key
+    proxy: Key | None
     uid: str
 
 
@@ -100,7 +107,10 @@ def findings(survey: Survey) -> tuple[Finding, ...]:
         if uid not in survey.proxies and uid not in entries:
             name = claim["metadata"]["name"]
             found.append(Finding(FindingKind.CLAIM_WITHOUT_PROXY, IN_CLUSTER, name, proxy_of(claim), uid))
-    return tuple(sorted(each for each in found if not survey.namespaces or each.proxy.namespace in survey.namespaces))
+    # A UID that is known outside only may be of a namespace that was not listed.
+    served = survey.namespaces
+    audited = (each for each in found if not served or (each.proxy or _NOWHERE).namespace in served)
+    return tuple(sorted(audited, key=lambda each: (each.kind, each.registry, each.name, each.uid)))
 
 
 def _of_entries(survey: Survey) -> list[Finding]:
@@ -129,7 +139,8 @@ def _of_outside(survey: Survey, entries: Mapping[str, LedgerEntry]) -> list[Find
             if entry is None or Name(registry, record.name) not in entry.names:
                 is_live = record.uid in survey.proxies
                 kind = FindingKind.WRONG_OWNER if is_live else FindingKind.RECORD_WITHOUT_PROXY
-                found.append(Finding(kind, registry, record.name, record.proxy, record.uid))
+                proxy = survey.proxies.get(record.uid) or (entry.proxy if entry is not None else record.proxy)
+                found.append(Finding(kind, registry, record.name, proxy, record.uid))
     return found
 
 
@@ -192,42 +203,133 @@ async def survey_of(
 
 
 async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, namespace: str) -> bool:
-    """Remove what a deleted proxy has left. Returns False where nothing was removed: not ours, or the proxy is live.
+    """Remove what a deleted proxy has left. Returns False where nothing was removed.
 
-    The proxy is read from the API server once more before. Raises the registry's and the API server's errors.
+    Proxy, entry, claim and record are read once more before: what has become alive since the survey, what is orphaned
+    by policy and what is not ours stays. Raises the registry's and the API server's errors.
     """
-    live = await cluster.get(ENVOY_PROXY, finding.proxy)
-    if finding.kind not in FIXABLE or (live is not None and live["metadata"]["uid"] == finding.uid):
+    if finding.kind not in FIXABLE or await _is_live(cluster, finding):
         return False
+    stored = await cluster.get(PROXY_REGISTRATION, Key(namespace, f"proxy-{finding.uid}"))
+    entry = None if stored is None or owner_uid(stored) != finding.uid else LedgerEntry(stored)
     if finding.registry != IN_CLUSTER:
-        await registries.outside[finding.registry].deregister(finding.uid, finding.name)
-        return True
-    key = Key(namespace, finding.name)
-    kind = HOSTNAME_CLAIM if finding.kind is FindingKind.CLAIM_WITHOUT_PROXY else PROXY_REGISTRATION
-    found = await cluster.get(kind, key)
-    if found is None or owner_uid(found) != finding.uid:
+        return await _fix_outside(registries, finding, entry)
+    if finding.kind is FindingKind.CLAIM_WITHOUT_PROXY:
+        return entry is None and await _fix_claim(cluster, finding.uid, Key(namespace, finding.name))
+    return entry is not None and await _fix_entry(cluster, registries, entry)
+
+
+async def _fix_outside(registries: Registries, finding: Finding, entry: LedgerEntry | None) -> bool:
+    """Remove a record that no entry names. The registry itself checks whose it is."""
+    if entry is not None and Name(finding.registry, finding.name) in entry.names:
         return False
-    if kind == PROXY_REGISTRATION:
-        for name in sorted(LedgerEntry(found).names):
-            unknown = registries.unknown(name.registry)
-            if unknown is not None:
-                raise TerminalError(unknown.reason, unknown.message, kind=kind, key=key)
-            await registries.outside[name.registry].deregister(finding.uid, name.hostname)
-    is_removed = await cluster.delete(kind, key, uid=found["metadata"]["uid"])
-    if kind == PROXY_REGISTRATION:
-        async for claim in _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS):
-            if owner_uid(claim) == finding.uid:
-                await cluster.delete(HOSTNAME_CLAIM, key_of(claim), uid=claim["metadata"]["uid"])
+    outcome = await registries.outside[finding.registry].deregister(finding.uid, finding.name)
+    return outcome is not Outcome.SKIPPED
+
+
+async def _fix_claim(cluster: Cluster, uid: str, key: Key) -> bool:
+    """Delete a claim, if it still is that proxy's."""
+    claim = await cluster.get(HOSTNAME_CLAIM, key)
+    if claim is None or owner_uid(claim) != uid:
+        return False
+    return await cluster.delete(HOSTNAME_CLAIM, key, uid=claim["metadata"]["uid"])
+
+
+async def _fix_entry(cluster: Cluster, registries: Registries, entry: LedgerEntry) -> bool:
+    """Remove the records that an entry names, then exactly this version of the entry, then its claims."""
+    if entry.state is RecordState.ORPHANED:
+        return False
+    key, metadata, ours = key_of(entry.object), entry.object["metadata"], registries.installation
+    former = frozenset() if ours is None else ours.former(entry.installations)
+    for name in sorted(entry.names):
+        unknown = registries.unknown(name.registry)
+        if unknown is not None:
+            raise TerminalError(unknown.reason, unknown.message, kind=PROXY_REGISTRATION, key=key)
+        await registries.outside[name.registry].deregister(entry.uid, name.hostname, former=former)
+    version = metadata["resourceVersion"]
+    is_removed = await cluster.delete(PROXY_REGISTRATION, key, uid=metadata["uid"], resource_version=version)
+    async for claim in _listed(cluster, HOSTNAME_CLAIM, key.namespace, _OURS):
+        if owner_uid(claim) == entry.uid:
+            await cluster.delete(HOSTNAME_CLAIM, key_of(claim), uid=claim["metadata"]["uid"])
     return is_removed
+
+
+def refusal(survey: Survey, installation: Installation | None) -> str | None:
+    """Why nothing may be removed by this survey: its ledger is not this installation's. ``None`` where it is.
+
+    With the wrong namespace of the operator, or another id, every record outside looks as if its proxy was gone. Pure.
+    """
+    if installation is None:
+        return None
+    others = [each for each in survey.entries if each.installations and str(installation) not in each.installations]
+    if others:
+        return (
+            f"{len(others)} entries of the ledger, such as proxy-{others[0].uid}, are another installation's or "
+            "cluster's: give the operator's own --namespace and --operator-id"
+        )
+    named = {(name, each.uid) for each in survey.entries for name in each.names}
+    records = [(Name(registry, each.name), each.uid) for registry, found in survey.outside.items() for each in found]
+    if records and named.isdisjoint(records):
+        return (
+            f"the ledger names none of the {len(records)} records of this installation outside, so it may be the wrong "
+            "one: give the operator's own --namespace, or remove the records by hand"
+        )
+    return None
+
+
+def orphans(survey: Survey) -> dict[str, tuple[LedgerEntry, ...]]:
+    """The entries that ``deletionPolicy: Orphan`` keeps for proxies that are gone, by namespace. Pure."""
+    kept = [each for each in survey.entries if each.state is RecordState.ORPHANED]
+    audited = [each for each in kept if not survey.namespaces or each.proxy.namespace in survey.namespaces]
+    namespaces = sorted({each.proxy.namespace for each in audited})
+    return {name: tuple(each for each in audited if each.proxy.namespace == name) for name in namespaces}
+
+
+def as_json(
+    survey: Survey, found: Sequence[Finding], left: Sequence[Finding], unread: Mapping[str, OperatorError]
+) -> str:
+    """The whole audit as one JSON object on one line; ``left`` are the findings that were not removed."""
+    content = {
+        "findings": [
+            {
+                "finding": each.kind.value,
+                "registry": each.registry,
+                "name": each.name,
+                "proxy": None if each.proxy is None else str(each.proxy),
+                "uid": each.uid,
+                "removed": each not in left,
+            }
+            for each in found
+        ],
+        "orphans": {
+            namespace: [
+                {"entry": f"proxy-{each.uid}", "proxy": str(each.proxy), "hostname": each.hostname} for each in entries
+            ]
+            for namespace, entries in orphans(survey).items()
+        },
+        "unread": {name: str(error) for name, error in unread.items()},
+        "proxies": len(survey.proxies),
+        "records": len(survey.entries),
+    }
+    return json.dumps(content, sort_keys=True) + "\n"
 
 
 def table(found: Sequence[Finding]) -> str:
     """The findings as text: a header, then one line each, in aligned columns."""
     rows = [("FINDING", "REGISTRY", "NAME", "PROXY", "UID")]
-    rows += [(each.kind.value, each.registry, each.name, str(each.proxy), each.uid) for each in found]
+    rows += [(each.kind.value, each.registry, each.name, str(each.proxy or "-"), each.uid) for each in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "".join(f"{line}\n" for line in lines)
+
+
+async def _is_live(cluster: Cluster, finding: Finding) -> bool:
+    """Whether the proxy of a finding exists now. Where its name is not known, all proxies are listed."""
+    if finding.proxy is not None:
+        live = await cluster.get(ENVOY_PROXY, finding.proxy)
+        return live is not None and bool(live["metadata"]["uid"] == finding.uid)
+    uids = [each["metadata"]["uid"] async for each in _listed(cluster, ENVOY_PROXY, None, None)]
+    return finding.uid in uids
 
 
 async def _listed(cluster: Cluster, kind: Kind, namespace: str | None, labels: str | None) -> AsyncIterator[Object]:

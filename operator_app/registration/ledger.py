@@ -22,6 +22,7 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
 from operator_app.kube.preconditions import identity, pinned_version
 from operator_app.kube.store import Store
+from operator_app.registration.identity import Installation
 from operator_app.registration.registry import Record, Registration
 from operator_app.results import Outcome, Problem
 
@@ -81,6 +82,11 @@ class LedgerEntry:
         return self.retiring if self.published is None else self.retiring | {self.published}
 
     @property
+    def installations(self) -> tuple[str, ...]:
+        """The installations that the records of these names may carry, the latest last."""
+        return tuple(self.object["spec"].get("installations") or ())
+
+    @property
     def is_confirmed(self) -> bool:
         """Whether the registry has confirmed exactly this generation of the entry."""
         confirmed = (self.object.get("status") or {}).get("confirmedGeneration")
@@ -99,7 +105,10 @@ class LedgerWrite:
 
 
 class Ledger:
-    """Reads and writes entries. ``on_write`` is called for every write, ``sink`` for every entry deleted here."""
+    """Reads and writes entries. ``on_write`` is called for every write, ``sink`` for every entry deleted here.
+
+    ``installation`` is the one that registers outside; ``None`` where nothing is outside.
+    """
 
     def __init__(
         self,
@@ -108,6 +117,7 @@ class Ledger:
         store: Store,
         *,
         namespace: str,
+        installation: Installation | None = None,
         on_write: Callable[[Kind, Outcome], None],
         sink: Callable[[Deleted], object],
     ) -> None:
@@ -115,6 +125,7 @@ class Ledger:
         self._cluster = cluster
         self._store = store
         self._namespace = namespace
+        self._installation = installation
         self._on_write = on_write
         self._sink = sink
 
@@ -122,19 +133,26 @@ class Ledger:
         """The entries that the store has of all incarnations of ``proxy``."""
         return tuple(map(LedgerEntry, self._store.indexed(PROXY_REGISTRATION, proxy)))
 
+    def known(self, proxy: Key, uid: str) -> LedgerEntry | None:
+        """The entry that the store has of the incarnation of ``proxy`` with this UID."""
+        return next((each for each in self.entries_of(proxy) if each.uid == uid), None)
+
     async def find(self, uid: str) -> LedgerEntry | None:
         """The entry of the proxy with this UID, from the store, or else from the API server. Raises its errors."""
         key = self._key(uid)
         live = self._store.get(PROXY_REGISTRATION, key) or await self._cluster.get(PROXY_REGISTRATION, key)
         return None if live is None or LedgerEntry(live).uid != uid else LedgerEntry(live)
 
-    async def write(self, record: Record, registry: str, *, removed: frozenset[Name] = frozenset()) -> LedgerWrite:
+    async def write(
+        self, record: Record, registry: str, *, removed: frozenset[Name] = frozenset(), is_migrated: bool = False
+    ) -> LedgerWrite:
         """Bring the entry to ``record`` in one apply; every other name that it had stays in it as retiring.
 
-        ``removed`` are names whose removal outside is confirmed. Raises ``ConflictError`` when the stored entry lists
-        names that the store's copy does not: no write ever loses a name.
+        ``removed`` are names whose removal outside is confirmed. Installations that the entry had stay in it as well,
+        unless it ``is_migrated``: all records that are left outside are confirmed to carry the present one. Raises
+        ``ConflictError`` when the stored entry lists names that the store's copy does not: no write ever loses a name.
         """
-        desired = self._desired(record, registry, removed)
+        desired = self._desired(record, registry, removed, is_migrated=is_migrated)
         check = _check(record, LedgerEntry(desired).names | removed)
         plan = await self._applier.plan(PROXY_REGISTRATION, desired, check, ask_server=False)
         result = await self._applier.execute(plan, check)
@@ -171,10 +189,19 @@ class Ledger:
         if entry.state is not state:
             await self._apply_spec(entry, entry.object["spec"] | {"state": state.value})
 
-    async def remove_retired(self, entry: LedgerEntry) -> None:
-        """Remove all retiring names from an entry whose proxy is gone."""
+    async def retire(self, entry: LedgerEntry) -> LedgerEntry:
+        """Make the entry's hostname a retiring one, without another in its place. Returns the stored entry."""
+        spec = {name: value for name, value in entry.object["spec"].items() if name not in ("hostname", "ttl")}
+        if entry.names:
+            spec["retiring"] = [each._asdict() for each in sorted(entry.names)]
+        return await self._apply_spec(entry, spec)
+
+    async def remove_retired(self, entry: LedgerEntry) -> LedgerEntry:
+        """Remove all retiring names from an entry. Returns the stored entry."""
         spec = {name: value for name, value in entry.object["spec"].items() if name != "retiring"}
-        await self._apply_spec(entry, spec)
+        if entry.published is None:
+            spec.pop("installations", None)
+        return await self._apply_spec(entry, spec)
 
     async def delete(self, entry: LedgerEntry) -> None:
         """Delete exactly this version of the entry. Raises ``ConflictError`` when a newer one may list more names."""
@@ -188,11 +215,12 @@ class Ledger:
         applied = await self._cluster.apply(PROXY_REGISTRATION, body, force=True, subresource="status")
         self._learn(entry, applied.object)
 
-    async def _apply_spec(self, entry: LedgerEntry, spec: Object) -> None:
+    async def _apply_spec(self, entry: LedgerEntry, spec: Object) -> LedgerEntry:
         pinned = identity(entry.object) | {"resourceVersion": entry.object["metadata"]["resourceVersion"]}
         body = _object(pinned | {"labels": {LABEL_MANAGED_BY: FIELD_MANAGER}}) | {"spec": spec}
         applied = await self._cluster.apply(PROXY_REGISTRATION, body, force=True)
         self._learn(entry, applied.object)
+        return LedgerEntry(applied.object)
 
     def _learn(self, before: LedgerEntry, stored: Object) -> None:
         is_same = stored["metadata"]["resourceVersion"] == before.object["metadata"]["resourceVersion"]
@@ -202,7 +230,7 @@ class Ledger:
     def _key(self, uid: str) -> Key:
         return Key(self._namespace, f"proxy-{uid}")
 
-    def _desired(self, record: Record, registry: str, removed: frozenset[Name]) -> Object:
+    def _desired(self, record: Record, registry: str, removed: frozenset[Name], *, is_migrated: bool = False) -> Object:
         key = self._key(record.uid)
         spec: Object = {
             "proxy": {"namespace": record.proxy.namespace, "name": record.proxy.name, "uid": record.uid},
@@ -212,6 +240,8 @@ class Ledger:
             "address": record.address,
             "ports": [{"name": port.name, "port": port.port, "protocol": port.protocol.value} for port in record.ports],
         }
+        if record.more_addresses:
+            spec["moreAddresses"] = list(record.more_addresses)
         if record.hostname is not None:
             spec["hostname"] = record.hostname
             if record.ttl_s is not None:
@@ -223,7 +253,27 @@ class Ledger:
         retiring = listed - {LedgerEntry(desired).published} - removed
         if retiring:
             spec["retiring"] = [each._asdict() for each in sorted(retiring)]
+        if LedgerEntry(desired).names:
+            before = () if known is None or is_migrated else LedgerEntry(known).installations
+            present = () if self._installation is None else (str(self._installation),)
+            installations = [*(each for each in before if each not in present), *present]
+            if installations:
+                spec["installations"] = installations
         return desired
+
+    def is_migrated(self, entry: LedgerEntry) -> bool:
+        """Whether the entry names no installation but the present one."""
+        return set(entry.installations) <= {str(self._installation)}
+
+    def is_of_another_cluster(self, entry: LedgerEntry) -> bool:
+        """Whether the entry was written in other clusters only: it was restored from a backup of one, or copied."""
+        named = tuple(filter(None, map(Installation.parsed, entry.installations)))
+        ours = self._installation
+        return ours is not None and bool(named) and not any(map(ours.is_same_cluster, named))
+
+    def former(self, entry: LedgerEntry) -> frozenset[Installation]:
+        """The installations that this one was before its id was changed, if the records may carry them."""
+        return frozenset() if self._installation is None else self._installation.former(entry.installations)
 
 
 def proxy_of(obj: Object) -> Key:

@@ -7,7 +7,8 @@ A company adds its own registry without a fork, by a package with an entry point
     our-dns = "our_package.dns:open_registry"
 
 The entry point's name is the registry's name, a DNS label. What it names is called once with the operator's
-``Settings``, without ``await``, and returns an async context manager that yields a
+``Settings`` and :class:`operator_app.registration.identity.Installation`, which every record must carry, without
+``await``. It returns an async context manager that yields a
 :class:`operator_app.registration.registry.Registry`; its clients and credentials live as long as the context. It may
 raise ``ConfigurationError`` with a message of one sentence, on the call or on entering. It need not reach its system at
 start: later failures are a ``TransientError`` each. Other settings of its own (an address, a credential's file) it
@@ -16,7 +17,7 @@ reads itself.
 The registry ``in-cluster`` is the ledger itself, so it is not among them.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
@@ -24,6 +25,7 @@ from typing import Any, Final
 import anyio.to_thread
 
 from operator_app.errors import ConfigurationError
+from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import IN_CLUSTER
 from operator_app.registration.registrar import Registries
 from operator_app.registration.registry import Registry
@@ -34,29 +36,43 @@ GROUP: Final = "operator_app.registries"
 SHIPPED: Final = (EntryPoint("powerdns", "operator_app.registration.powerdns.registry:connect", GROUP),)
 """Registries of this package: also found when running from a checkout, where no entry point is installed."""
 
-Factory = Callable[[Settings], AbstractAsyncContextManager[Registry]]
+Factory = Callable[[Settings, Installation], AbstractAsyncContextManager[Registry]]
 
 
 @asynccontextmanager
-async def open_registries(settings: Settings) -> AsyncGenerator[Registries]:
+async def open_registries(
+    settings: Settings, read_cluster_uid: Callable[[], Awaitable[str]]
+) -> AsyncGenerator[Registries]:
     """The registries that ``settings`` name, open while the context lasts.
 
-    Raises ``ConfigurationError`` when one of them is not installed, can't be loaded or does not open.
+    ``read_cluster_uid`` returns the UID of the namespace ``kube-system``; it is called once if there is a registry
+    outside the cluster, and not at all without. Raises what it raises, and ``ConfigurationError`` when a registry is
+    not installed, can't be loaded or does not open, or when nobody chose an id for this installation.
     """
     names = sorted({settings.registry, *settings.registries} - {IN_CLUSTER})
+    if not names:
+        yield Registries({}, settings.registry)
+        return
+    factories = {name: await anyio.to_thread.run_sync(_load, name) for name in names}
+    if settings.operator_id is None:
+        message = (
+            f"the registry {names[0]} is outside the cluster and needs an id of this installation, which nobody else "
+            "who writes there has: choose one with OPERATOR_APP_OPERATOR_ID (--operator-id), such as prod-eu"
+        )
+        raise ConfigurationError(message)
+    installation = Installation.of(await read_cluster_uid(), settings.operator_id)
     async with AsyncExitStack() as stack:
         outside: dict[str, Registry] = {}
-        for name in names:
-            factory = await anyio.to_thread.run_sync(_load, name)
+        for name, factory in factories.items():
             try:
-                outside[name] = await stack.enter_async_context(factory(settings))
+                outside[name] = await stack.enter_async_context(factory(settings, installation))
             except ConfigurationError:
                 raise
             except Exception as error:
                 # A plugin may raise anything; whoever starts the operator gets one sentence.
                 message = f"the registry {name} does not open: {_message(error)}"
                 raise ConfigurationError(message) from error
-        yield Registries(outside, settings.registry)
+        yield Registries(outside, settings.registry, installation)
 
 
 def _load(name: str) -> Factory:

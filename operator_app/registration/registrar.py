@@ -34,9 +34,11 @@ from operator_app.errors import (
 )
 from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker, CircuitOpenError
-from operator_app.registration.claims import HOSTNAME_ORPHANED, Claims
+from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN, Claims
+from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import IN_CLUSTER, Ledger, LedgerEntry, Name
 from operator_app.registration.registry import Comparison, Record, Registration, Registry
+from operator_app.registration.withdrawal import Declared, Shown, State, shown
 from operator_app.results import Outcome, Problem
 
 log = structlog.get_logger(__name__)
@@ -49,16 +51,26 @@ CALL_TIMEOUT_S: Final = 60.0
 MIN_REQUEUE_S: Final = 1.0
 """Lower bound on any delay that a registry requests with a registration."""
 
+ADDRESS_UNUSABLE: Final = "AddressUnusable"
+"""The reason of a registry that can't publish an address; what it published of another one before is removed."""
+
+TAKEN: Final = frozenset({HOSTNAME_TAKEN, HOSTNAME_ORPHANED, "PreviousIncarnation"})
+"""Reasons of a claim that another proxy has. Any other problem with a claim says nothing about who has the hostname."""
+
 RETIRING_LIMIT: Final = 32
 """With this many retiring names, their records are removed before another name is published: an entry can list 64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """The outside registries by name, and the one for proxies that name none. ``in-cluster`` always exists."""
+    """The outside registries by name, and the one for proxies that name none. ``in-cluster`` always exists.
+
+    ``installation`` is the one whose records are written; it is ``None`` only where there is no outside registry.
+    """
 
     outside: Mapping[str, Registry]
     default: str = IN_CLUSTER
+    installation: Installation | None = None
 
     def unknown(self, name: str) -> Problem | None:
         """The problem with a registry's name that is not configured; ``None`` for a known one."""
@@ -100,8 +112,11 @@ class Registrar:
         name = registry or self._registries.default
         unknown = self._registries.unknown(name)
         if unknown is not None:
-            return Registration(Outcome.SKIPPED, unknown)
+            withdrawn = await self.withdraw(record, name, State.REGISTRY_UNKNOWN)
+            return withdrawn or Registration(Outcome.SKIPPED, unknown)
         claim = await self._acquire_claim(record)
+        if claim.problem is not None and claim.problem.reason not in TAKEN:
+            return await self.withdraw(record, name, State.CLAIM_UNCERTAIN) or claim
         if claim.problem is not None:
             # The old hostname is released all the same: otherwise two proxies that swap names wait for ever.
             record = replace(record, hostname=None)
@@ -110,6 +125,28 @@ class Registrar:
             return written.registration
         published = await self._sync_registry(written.entry, record, name, is_resync=is_resync)
         return _combined(claim, published, written.registration)
+
+    async def withdraw(self, record: Record, registry: str | None, state: State) -> Registration | None:
+        """Withdraw what must not be outside while the proxy can't be registered because of ``state``.
+
+        That is decided by :func:`operator_app.registration.withdrawal.shown`. The claim on a hostname that is still
+        declared stays. Sends nothing when there is nothing to withdraw. Returns what keeps a record from being removed,
+        or ``None``. Raises the API server's errors. Of ``record``, the address is not used.
+        """
+        entry = self._ledger.known(record.proxy, record.uid)
+        if entry is not None:
+            declared = _declared(entry, record.hostname, registry or self._registries.default)
+            if entry.hostname is not None and shown(state, declared) is Shown.WITHDRAWN:
+                entry = await self._ledger.retire(entry)
+            if entry.retiring:
+                pause = self._backoff.pause(record, now_mono=self._mono())
+                failed = pause or await self._removal_failure(entry, record)
+                if failed is not None:
+                    return failed
+                await self._ledger.remove_retired(entry)
+                self._backoff.forget(record.uid)
+        await self._claims.release(record.proxy, record.uid, keep=record.hostname)
+        return None
 
     async def observe(
         self, record: Record, registry: str | None, hindrance: Problem, *, is_resync: bool = False
@@ -136,22 +173,30 @@ class Registrar:
     async def deregister(self, proxy: Key, uid: str) -> None:
         """Remove records, entry and claims of the proxy with this UID; when this returns, the removal is confirmed.
 
-        Of an orphaned entry (``deletionPolicy: Orphan``) only the retiring names are removed. Raises the registry's and
-        the API server's errors; the records that could be removed before that are removed.
+        Of an orphaned entry (``deletionPolicy: Orphan``) only the retiring names are removed. What an entry names that
+        another cluster wrote is left to that cluster. Raises the registry's and the API server's errors; the records
+        that could be removed before that are removed.
         """
         self._backoff.forget(uid)
         entry = await self._ledger.find(uid)
-        if entry is not None and entry.state is RecordState.ORPHANED:
-            await self._remove_records(uid, entry.retiring)
+        if entry is not None and self._ledger.is_of_another_cluster(entry):
+            names = [each._asdict() for each in sorted(entry.names)]
+            log.warning("records_left_to_another_cluster", proxy=str(proxy), uid=uid, names=names)
+            await self._ledger.delete(entry)
+        elif entry is not None and entry.state is RecordState.ORPHANED:
+            await self._remove_records(entry, entry.retiring)
             await self._ledger.remove_retired(entry)
             return
-        if entry is not None:
-            await self._remove_records(uid, entry.names)
+        elif entry is not None:
+            await self._remove_records(entry, entry.names)
             await self._ledger.delete(entry)
         await self._claims.release(proxy, uid)
 
     async def orphan(self, uid: str) -> None:
-        """Mark the entry as orphaned: it, its record and its claim stay after the proxy is deleted."""
+        """Mark the entry as orphaned: it, its record outside and its claim stay after the proxy is deleted.
+
+        An entry that has no name outside is deleted with its claim instead.
+        """
         await self._keep_entry(uid, RecordState.ORPHANED)
 
     async def abandon(self, uid: str) -> None:
@@ -162,17 +207,22 @@ class Registrar:
         """UIDs of previous incarnations of ``proxy`` of which a record or a claim has yet to be removed.
 
         ``live_uid`` is that of the present incarnation, if there is one. An orphaned entry counts only while it has
-        retiring names.
+        retiring names, or where it was restored from another cluster.
         """
         entries = self._ledger.entries_of(proxy)
-        orphaned = {each.uid for each in entries if each.state is RecordState.ORPHANED}
+        ours = [each for each in entries if not self._ledger.is_of_another_cluster(each)]
+        orphaned = {each.uid for each in ours if each.state is RecordState.ORPHANED}
         pending = {each.uid for each in entries if each.uid not in orphaned or each.retiring}
         return tuple(sorted((pending | (self._claims.owner_uids(proxy) - orphaned)) - {live_uid}))
 
     async def _keep_entry(self, uid: str, state: RecordState) -> None:
         self._backoff.forget(uid)
         entry = await self._ledger.find(uid)
-        if entry is not None:
+        if entry is not None and not entry.names and state is RecordState.ORPHANED:
+            # Nothing of it is outside, so it would keep a hostname for nobody.
+            await self._ledger.delete(entry)
+            await self._claims.release(entry.proxy, uid)
+        elif entry is not None:
             await self._ledger.set_state(entry, state)
 
     async def _acquire_claim(self, record: Record) -> Registration:
@@ -195,11 +245,11 @@ class Registrar:
         So an entry never exceeds its limit, however often a hostname changes while its registry is down.
         """
         wanted = Name(registry, record.hostname or "")
-        entry = next((each for each in self._ledger.entries_of(record.proxy) if each.uid == record.uid), None)
+        entry = self._ledger.known(record.proxy, record.uid)
         retiring = frozenset() if entry is None else entry.retiring - {wanted}
-        if len(retiring) < RETIRING_LIMIT:
+        if entry is None or len(retiring) < RETIRING_LIMIT:
             return frozenset()
-        await self._remove_records(record.uid, retiring)
+        await self._remove_records(entry, retiring)
         return retiring
 
     async def _sync_registry(
@@ -210,7 +260,8 @@ class Registrar:
         A failure of the registry starts a pause of this record and is returned as a problem.
         """
         published = Registration(Outcome.UNCHANGED)
-        if entry.retiring or not self._is_up_to_date(entry) or is_resync:
+        is_finished = not entry.retiring and self._ledger.is_migrated(entry)
+        if not is_finished or not self._is_up_to_date(entry) or is_resync:
             pause = self._backoff.pause(record, now_mono=self._mono())
             if pause is not None:
                 return pause
@@ -219,8 +270,10 @@ class Registrar:
                 await self._ledger.unconfirm(entry)
             if not are_retired_removed:
                 return published
-        if entry.retiring:
-            entry = (await self._ledger.write(record, registry, removed=entry.retiring)).entry or entry
+        if not is_finished:
+            is_migrated = published.problem is None
+            written = await self._ledger.write(record, registry, removed=entry.retiring, is_migrated=is_migrated)
+            entry = written.entry or entry
         await self._claims.release(record.proxy, record.uid, keep=record.hostname)
         if published.problem is None and not self._is_up_to_date(entry):
             await self._ledger.confirm(entry)
@@ -237,29 +290,52 @@ class Registrar:
 
         Returns the result for the hostname, and whether the records of all retiring names are removed.
         """
+        published, refusal = Registration(Outcome.SKIPPED), None
         try:
             published = await self._register_outside(entry, record, is_resync=is_resync)
-            await self._remove_records(record.uid, entry.retiring)
-        except CircuitOpenError as error:
-            problem = Problem("RegistryError", str(error))
-            return self._backoff.defer(record, problem, now_mono=self._mono(), open_s=error.open_s), False
-        except TransientError as error:
-            problem, retry_after_s = Problem("RegistryError", str(error)), error.retry_after_s
-            return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s), False
+        except TerminalError as error:
+            refusal = error
         except OperatorError as error:
-            reason = error.reason if isinstance(error, TerminalError) else "RegistryError"
-            problem = Problem(reason, str(error), needs_user_action=True)
-            return self._backoff.failed(record, problem, now_mono=self._mono()), False
+            return self._failure(record, error), False
+        # With an address that can't be published, what is outside leads to one that the proxy had before.
+        is_stale = refusal is not None and refusal.reason == ADDRESS_UNUSABLE
+        try:
+            await self._remove_records(entry, entry.names if is_stale else entry.retiring)
+        except OperatorError as error:
+            return self._failure(record, refusal or error), False
+        if refusal is not None:
+            return self._failure(record, refusal), True
         if published.problem is not None:
             problem, retry_after_s = published.problem, published.requeue_after_s
             return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s), True
         self._backoff.forget(record.uid)
         return published, True
 
+    async def _removal_failure(self, entry: LedgerEntry, record: Record) -> Registration | None:
+        """Remove the records of retiring names; what keeps one of them, with the time of the next try."""
+        try:
+            await self._remove_records(entry, entry.retiring)
+        except OperatorError as error:
+            return self._failure(record, error)
+        return None
+
+    def _failure(self, record: Record, error: OperatorError) -> Registration:
+        """The problem of a record because of ``error``, with the time of the next try, which starts a pause."""
+        if isinstance(error, CircuitOpenError):
+            problem = Problem("RegistryError", str(error))
+            return self._backoff.defer(record, problem, now_mono=self._mono(), open_s=error.open_s)
+        if isinstance(error, TransientError):
+            problem, retry_after_s = Problem("RegistryError", str(error)), error.retry_after_s
+            return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s)
+        reason = error.reason if isinstance(error, TerminalError) else "RegistryError"
+        problem = Problem(reason, str(error), needs_user_action=True)
+        return self._backoff.failed(record, problem, now_mono=self._mono())
+
     async def _register_outside(self, entry: LedgerEntry, record: Record, *, is_resync: bool) -> Registration:
         name = entry.published
         if name is None or (entry.is_confirmed and not (is_resync and await self._has_drifted(name, record))):
             return Registration(Outcome.UNCHANGED)
+        record = replace(record, former=self._ledger.former(entry))
         published = await self._call(name.registry, lambda outside: outside.register(record))
         if published.requeue_after_s is None:
             return published
@@ -279,8 +355,9 @@ class Registrar:
             log.warning("record_drifted", proxy=str(record.proxy), registry=name.registry, comparison=comparison.value)
         return comparison is not Comparison.MATCHING
 
-    async def _remove_records(self, uid: str, names: Iterable[Name]) -> None:
+    async def _remove_records(self, entry: LedgerEntry, names: Iterable[Name]) -> None:
         """Remove the records of all ``names`` that can be removed, then raise the first error, if there was one."""
+        uid, former = entry.uid, self._ledger.former(entry)
         first_error: OperatorError | None = None
         for name in sorted(names):
             try:
@@ -288,15 +365,15 @@ class Registrar:
                 if unknown is not None:
                     message = f"{name.hostname} may still be published, and {unknown.message}"
                     raise TerminalError(unknown.reason, message)
-                outcome = await self._deregister_outside(uid, name)
+                outcome = await self._deregister_outside(uid, name, former)
                 log.info("record_removed", uid=uid, **name._asdict(), outcome=outcome.value)
             except OperatorError as error:
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
 
-    async def _deregister_outside(self, uid: str, name: Name) -> Outcome:
-        return await self._call(name.registry, lambda outside: outside.deregister(uid, name.hostname))
+    async def _deregister_outside(self, uid: str, name: Name, former: frozenset[Installation]) -> Outcome:
+        return await self._call(name.registry, lambda outside: outside.deregister(uid, name.hostname, former=former))
 
     async def _call(self, registry: str, call: Callable[[Registry], Awaitable[T]]) -> T:
         """Call an outside registry through its circuit breaker, which a failure opens.
@@ -327,6 +404,14 @@ async def _with_timeout(timeout_s: float, answer: Awaitable[T]) -> T:
             return await answer
     except TimeoutError as error:
         raise TransientError(f"the registry did not answer within {timeout_s:g} s") from error
+
+
+def _declared(entry: LedgerEntry, hostname: str | None, registry: str) -> Declared:
+    """What the spec declares, compared with what the entry has as published."""
+    if hostname is None:
+        return Declared.REMOVED
+    is_same = (entry.hostname, entry.object["spec"]["registry"]) == (hostname, registry)
+    return Declared.UNCHANGED if is_same else Declared.CHANGED
 
 
 def _combined(*steps: Registration) -> Registration:

@@ -1,7 +1,8 @@
 """The interface of an outside registry, a system that maps hostnames to proxies, and the values that it exchanges.
 
-A record is keyed by the UID of its EnvoyProxy and carries the generation that it was made from. Both guard every write:
-a registry never lets an older generation replace a newer one, and never changes a record of another UID.
+A record is keyed by the UID of its EnvoyProxy and carries the installation that wrote it and the generation that it
+was made from. All three guard every write: a registry never lets an older generation replace a newer one, and never
+changes a record of another installation, cluster or UID.
 """
 
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from operator_app.api.kinds import Key
 from operator_app.api.models import Protocol as ListenerProtocol
+from operator_app.registration.identity import Installation
 from operator_app.results import Outcome, Problem
 
 
@@ -27,8 +29,12 @@ class Port:
 class Record:
     """What is published about one proxy.
 
-    ``address`` is an IPv4 or IPv6 address or a DNS name; ``ttl_s`` is ``None`` where the proxy leaves it to the
-    registry. Without a ``hostname`` nothing is published, and no outside registry is called.
+    ``address`` is an IPv4 or IPv6 address or a DNS name, and ``more_addresses`` are further IP addresses, if there are
+    any; their order means nothing. ``ttl_s`` is ``None`` where the proxy leaves it to the registry. Without a
+    ``hostname`` nothing is published, and no outside registry is called.
+
+    ``former`` are the installations that this one was before its id was changed, as the ledger knows: their record with
+    this UID is this proxy's own, and is rewritten.
     """
 
     uid: str
@@ -38,6 +44,13 @@ class Record:
     address: str
     ports: tuple[Port, ...]
     ttl_s: int | None = None
+    former: frozenset[Installation] = frozenset()
+    more_addresses: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All addresses, sorted."""
+        return tuple(sorted({self.address, *self.more_addresses}))
 
 
 class Comparison(StrEnum):
@@ -67,11 +80,14 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class OutsideRecord:
-    """One record as a registry lists it, for an audit. ``uid`` identifies the proxy; ``proxy`` is for display only."""
+    """One record as a registry lists it, for an audit. ``uid`` identifies the proxy.
+
+    ``proxy`` is ``None`` where the registry does not know namespace and name: what is public should not tell them.
+    """
 
     uid: str
-    proxy: Key
     name: str
+    proxy: Key | None = None
 
 
 class Registry(Protocol):
@@ -91,13 +107,14 @@ class Registry(Protocol):
         """Write ``record``, unless the registry has it already, and confirm the write by a read."""
         ...
 
-    async def deregister(self, uid: str, hostname: str) -> Outcome:
-        """Remove the record of ``hostname`` if it has this UID; when this returns, the removal is confirmed.
+    async def deregister(self, uid: str, hostname: str, *, former: frozenset[Installation] = frozenset()) -> Outcome:
+        """Remove the record of ``hostname`` if it is this installation's and has this UID, and confirm the removal.
 
-        ``UNCHANGED``: there was no record. ``SKIPPED``: there is a record of another owner, which stays.
+        ``former`` is as in :class:`Record`. ``UNCHANGED``: there was no record. ``SKIPPED``: there is a record of
+        another owner, which stays.
         """
         ...
 
     def entries(self) -> AsyncIterator[OutsideRecord]:
-        """List every record that was written by this operator (``operator_id``)."""
+        """List every record that was written by this installation, and none of any other."""
         ...

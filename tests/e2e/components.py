@@ -99,13 +99,20 @@ async def components(
         applier = Applier(cluster, store, tracker, on_write=on_write, mono=lambda: 0.0)
         finalizer = Finalizer(cluster, store, tracker, on_write=on_write, mono=lambda: 0.0)
         statuses = StatusWriter(cluster, store, tracker, on_write=on_write, mono=lambda: 0.0, settle_s=0.0)
+        registries = registries or Registries({})
         ledger = Ledger(
-            applier, cluster, store, namespace=OPERATOR_NAMESPACE, on_write=on_write, sink=store.apply_delta
+            applier,
+            cluster,
+            store,
+            namespace=OPERATOR_NAMESPACE,
+            installation=registries.installation,
+            on_write=on_write,
+            sink=store.apply_delta,
         )
         registrar = Registrar(
             ledger,
             Claims(applier, store, namespace=OPERATOR_NAMESPACE, sink=store.apply_delta),
-            registries or Registries({}),
+            registries,
             Backoff(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
             CircuitBreaker(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
             mono=lambda: 0.0,

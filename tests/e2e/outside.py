@@ -16,14 +16,19 @@ import anyio
 
 from operator_app.api.kinds import Key
 from operator_app.errors import ForbiddenError, ThrottledError, TransientError
+from operator_app.registration.identity import Installation
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.results import Outcome, Problem
 from operator_app.settings import Settings
 
 NAME: Final = "files"
 ENTRY_POINT: Final = f"[operator_app.registries]\n{NAME} = tests.e2e.outside:connect\n"
-FLAGS: Final = (f"--registry={NAME}", "--sweep-interval-s=86400")
-"""Those of an operator that uses this registry, and whose sweeps hide nothing from a test."""
+OPERATOR_ID: Final = "tests"
+CHOSEN: Final = (f"--registry={NAME}", f"--operator-id={OPERATOR_ID}")
+"""The flags of an operator that uses this registry."""
+
+FLAGS: Final = (*CHOSEN, "--sweep-interval-s=86400")
+"""The same, and its sweeps hide nothing from a test."""
 
 FOLDER_VARIABLE: Final = "OUTSIDE_FOLDER"
 TIMEOUT_S: Final = 3.0
@@ -99,9 +104,9 @@ class Outside:
 class FileRegistry:
     """See :class:`operator_app.registration.registry.Registry`."""
 
-    def __init__(self, outside: Outside, operator: str) -> None:
+    def __init__(self, outside: Outside, installation: Installation) -> None:
         self._outside = outside
-        self._operator = operator
+        self._installation = installation
 
     async def observe(self, record: Record) -> Comparison:
         """Compare the stored record with ``record``."""
@@ -124,13 +129,13 @@ class FileRegistry:
                 self._outside.put(hostname, self._wanted(record))
                 return Registration(Outcome.CREATED if comparison is Comparison.ABSENT else Outcome.CONFIGURED)
 
-    async def deregister(self, uid: str, hostname: str) -> Outcome:
-        """Remove the record, if it has this UID."""
+    async def deregister(self, uid: str, hostname: str, *, former: frozenset[Installation] = frozenset()) -> Outcome:
+        """Remove the record, if it has this UID and is of this installation, or of what it was before."""
         await self._outside.called("deregister", hostname)
         found = self._outside.get(hostname)
         if found is None:
             return Outcome.UNCHANGED
-        if found.get("uid") != uid:
+        if found.get("uid") != uid or not self._is_ours(found, former):
             return Outcome.SKIPPED
         self._outside.put(hostname, None)
         return Outcome.DELETED
@@ -139,12 +144,15 @@ class FileRegistry:
         """The records that this operator wrote."""
         await self._outside.called("entries", "")
         for hostname, found in self._outside.records().items():
-            if found.get("operator") == self._operator:
-                yield OutsideRecord(found["uid"], Key(*found["proxy"]), hostname)
+            if found.get("operator") == str(self._installation):
+                yield OutsideRecord(found["uid"], hostname, Key(*found["proxy"]))
+
+    def _is_ours(self, found: dict[str, Any], former: frozenset[Installation]) -> bool:
+        return found.get("operator") in {str(each) for each in former | {self._installation}}
 
     def _wanted(self, record: Record) -> dict[str, Any]:
         return {
-            "operator": self._operator,
+            "operator": str(self._installation),
             "uid": record.uid,
             "proxy": list(record.proxy),
             "generation": record.generation,
@@ -156,7 +164,7 @@ class FileRegistry:
         found = self._outside.get(record.hostname or "")
         if found is None:
             return Comparison.ABSENT
-        if found.get("uid") != record.uid:
+        if found.get("uid") != record.uid or not self._is_ours(found, record.former):
             return Comparison.FOREIGN
         if found["generation"] > record.generation:
             return Comparison.NEWER
@@ -164,6 +172,6 @@ class FileRegistry:
 
 
 @asynccontextmanager
-async def connect(settings: Settings) -> AsyncGenerator[FileRegistry]:
+async def connect(_settings: Settings, installation: Installation) -> AsyncGenerator[FileRegistry]:
     """The factory that the entry point names."""
-    yield FileRegistry(Outside(Path(os.environ[FOLDER_VARIABLE])), settings.operator_id)
+    yield FileRegistry(Outside(Path(os.environ[FOLDER_VARIABLE])), installation)

@@ -57,6 +57,7 @@ class _Zone(msgspec.Struct, frozen=True):
 class _Hit(msgspec.Struct, frozen=True):
     name: str = ""
     type: str = ""
+    object_type: str = "record"
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -162,13 +163,15 @@ class PowerDnsApi:
     async def types_at(self, name: str) -> frozenset[str]:
         """The types of all records at one name, including disabled ones, in any zone of the server.
 
-        A search has no index: the server reads all its records, so use it rarely. When the server cuts the result off,
-        the type ``ANY`` is added.
+        ``SOA`` is added where a zone of that name is on the server, and ``ANY`` where the server cuts the result off. A
+        search has no index: the server reads all its records, so use it rarely.
         """
         with anyio.move_on_after(self._timeout_s):
-            params = {"q": name, "object_type": "record", "max": SEARCH_LIMIT}
+            params = {"q": name, "object_type": "all", "max": SEARCH_LIMIT}
             hits = _decoded(await self._send("GET", f"{self._server}/search-data", params=params), tuple[_Hit, ...])
-            types = {hit.type for hit in hits if hit.name.lower().removesuffix(".") == name}
+            there = [hit for hit in hits if hit.name.lower().removesuffix(".") == name]
+            types = {hit.type for hit in there if hit.object_type == "record"}
+            types |= {"SOA" for hit in there if hit.object_type == "zone"}
             return frozenset(types | {"ANY"} if len(hits) >= SEARCH_LIMIT else types)
         raise self._too_slow()
 

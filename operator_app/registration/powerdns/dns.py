@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, Self
 
-from operator_app.api.kinds import Key
 from operator_app.errors import InvalidError, TerminalError
+from operator_app.registration.identity import Installation
 
 OWNER_LABEL: Final = "_edge-owner"
 """The ownership record of ``shop.example.com`` is a TXT record at ``_edge-owner.shop.example.com``.
@@ -28,11 +28,18 @@ MAX_HOSTNAME_LENGTH: Final = MAX_NAME_LENGTH - len(OWNER_LABEL) - 1
 _HOST: Final = re.compile(r"(?=.{1,253}\Z)([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?[.])*[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _OWNERSHIP: Final = re.compile(
     r'"heritage=operator-app" '
-    r'"operator=(?P<operator>[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)" '
+    r'"cluster=(?P<cluster>[0-9a-f]{32})" '
+    r'"installation=(?P<installation>[0-9a-f]{32})" '
     r'"uid=(?P<uid>[A-Za-z0-9-]{1,128})" '
-    r'"proxy=(?P<namespace>[a-z0-9-]{1,63})/(?P<name>[a-z0-9.-]{1,127})" '
     r'"generation=(?P<generation>0|[1-9][0-9]{0,18})"'
 )
+
+
+_LOCAL_NAMES: Final = (".svc", ".cluster.local", ".localhost", ".invalid")
+"""Ends of names that only a cluster or a machine resolves, or nobody (RFC 6761)."""
+
+CUT_TYPES: Final = frozenset({"NS", "DNAME"})
+"""Where one of these is at a name below a zone's apex, the zone's server does not serve what is below that name."""
 
 
 class AddressType(StrEnum):
@@ -60,6 +67,12 @@ class Place:
         """Whether the hostname is the zone's own name, which always has records: SOA and NS."""
         return self.hostname == self.zone
 
+    @property
+    def enclosing(self) -> tuple[str, ...]:
+        """The names between the zone's apex and the hostname, the shortest first, without both."""
+        labels = self.hostname.removesuffix(self.zone).removesuffix(".").split(".")
+        return tuple(f"{'.'.join(labels[at:])}.{self.zone}" for at in range(len(labels) - 1, 0, -1))
+
 
 def place_of(hostname: str, zones: Iterable[str]) -> Place:
     """``hostname`` in the most specific of ``zones``.
@@ -75,7 +88,7 @@ def place_of(hostname: str, zones: Iterable[str]) -> Place:
     return Place(hostname, max(enclosing, key=len))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Address:
     """An address record. ``content`` is as in a zone file; a CNAME's ends with a dot."""
 
@@ -97,17 +110,38 @@ def address_at(place: Place, address: str) -> Address:
 
     Raises ``InvalidError`` (``AddressUnusable``) where no record is possible: for a name at a zone's apex, where SOA
     and NS exclude a CNAME (RFC 1912 section 2.4), for the hostname itself, and for anything that is neither an IP
-    address nor a name.
+    address nor a name; and where a record would be of no use to whoever resolves it: a name that exists in one cluster
+    only, an address of one machine or link. Private addresses are usable: a zone may be an internal one.
     """
     try:
         ip = ip_address(address)
     except ValueError:
         return Address(AddressType.CNAME, f"{_target_at(place, address)}.")
-    if ip.version == 4:
-        return Address(AddressType.A, str(ip))
-    if ip.ipv4_mapped is not None or ip.scope_id is not None:
-        raise InvalidError("AddressUnusable", f"{address} has no meaning outside of one machine")
-    return Address(AddressType.AAAA, ip.compressed)
+    if _is_local(ip):
+        raise InvalidError(
+            "AddressUnusable", f"nobody else reaches {address}, an address of one machine or network link"
+        )
+    return Address(AddressType.A if ip.version == 4 else AddressType.AAAA, ip.compressed)
+
+
+def addresses_at(place: Place, addresses: Iterable[str]) -> tuple[Address, ...]:
+    """The records for all ``addresses`` of one proxy at ``place``, sorted.
+
+    Raises what :func:`address_at` raises, and the same error for a DNS name among several: a CNAME stands alone.
+    """
+    found = tuple(sorted({address_at(place, each) for each in addresses}))
+    if len(found) > 1 and any(each.type is AddressType.CNAME for each in found):
+        raise InvalidError("AddressUnusable", f"{place.hostname} can't be an alias and have other addresses beside it")
+    return found
+
+
+def _is_local(ip: IPv4Address | IPv6Address) -> bool:
+    if isinstance(ip, IPv6Address):
+        if ip.ipv4_mapped is not None or ip.scope_id is not None:
+            return True
+        return ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast
+    # 0.0.0.0/8 is "this network" and 240.0.0.0/4 reserved, broadcast included (RFC 6890).
+    return ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_reserved or ip.packed[0] == 0
 
 
 def _target_at(place: Place, address: str) -> str:
@@ -116,6 +150,12 @@ def _target_at(place: Place, address: str) -> str:
         raise InvalidError(
             "AddressUnusable", f"the proxy's address {address!r} is neither an IP address nor a DNS name"
         )
+    if target.endswith(_LOCAL_NAMES) or "." not in target:
+        message = (
+            f"{target} is a name inside the cluster, which no resolver outside of it knows: make the proxy's Service a "
+            "LoadBalancer (spec.service.type), leave the hostname out, or choose the registry in-cluster"
+        )
+        raise InvalidError("AddressUnusable", message)
     if place.is_apex:
         message = f"{place.hostname} is a zone of its own and can't be an alias of {target}: use a name below it"
         raise InvalidError("AddressUnusable", message)
@@ -126,25 +166,24 @@ def _target_at(place: Place, address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Who wrote the records of a hostname: which operator, for which EnvoyProxy, from which of its generations."""
+    """Who wrote the records of a hostname: which installation, for which EnvoyProxy, from which of its generations."""
 
-    operator: str
+    installation: Installation
     uid: str
-    proxy: Key
     generation: int
 
     @property
     def content(self) -> str:
         """The content of the TXT record: five strings of the form ``key=value`` (RFC 1464, RFC 6763 section 6).
 
-        The bounds of operator, uid, namespace and name keep each string far below 255 octets (RFC 1035 section 3.3),
-        and none of their characters needs an escape.
+        Everybody can read it, so it has no name of a cluster, namespace or proxy. The bounds of its parts keep each
+        string far below 255 octets (RFC 1035 section 3.3), and none of their characters needs an escape.
         """
         attributes = (
             "heritage=operator-app",
-            f"operator={self.operator}",
+            f"cluster={self.installation.cluster}",
+            f"installation={self.installation.name}",
             f"uid={self.uid}",
-            f"proxy={self.proxy}",
             f"generation={self.generation}",
         )
         return " ".join(f'"{each}"' for each in attributes)
@@ -155,18 +194,18 @@ class Ownership:
         found = _OWNERSHIP.fullmatch(content)
         if found is None:
             return None
-        proxy = Key(found["namespace"], found["name"])
-        return cls(found["operator"], found["uid"], proxy, int(found["generation"]))
+        installation = Installation(found["cluster"], found["installation"])
+        return cls(installation, found["uid"], int(found["generation"]))
 
 
 def owner_of(contents: Sequence[str]) -> Ownership | None:
     """Who owns a name, by all TXT contents at its owner name; ``None`` where any of them is not an ownership record.
 
     There can be several where a server's database lets two transactions create the same record set. Then the lowest
-    operator and UID wins, and of one UID the newest generation, so every reader comes to the same result.
+    installation and UID wins, and of one UID the newest generation, so every reader comes to the same result.
     """
     parsed = [Ownership.parsed(content) for content in contents]
     valid = [each for each in parsed if each is not None]
     if not valid or len(valid) < len(parsed):
         return None
-    return min(valid, key=lambda each: (each.operator, each.uid, -each.generation))
+    return min(valid, key=lambda each: (each.installation, each.uid, -each.generation))

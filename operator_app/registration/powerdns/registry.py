@@ -1,7 +1,8 @@
 """The DNS registry: an address record and an ownership record for each hostname, in zones of a PowerDNS server.
 
-Two records make a pair: A, AAAA or CNAME at the hostname, and a TXT at ``_edge-owner.<hostname>`` that says who wrote
-it (``dns.Ownership``). The TXT alone decides who owns the name. Ports are not published: an address record has none.
+Two records make a pair: A, AAAA or CNAME at the hostname, and a TXT at ``_edge-owner.<hostname>`` that says which
+cluster and installation wrote it, for which proxy (``dns.Ownership``). The TXT alone decides who owns the name. Ports
+are not published: an address record has none.
 
 Guarantees
 
@@ -25,12 +26,14 @@ call                                   read  write  search
 ``deregister``, nothing there             2      0       0
 =====================================  ====  =====  ======
 
-``entries`` lists each configured zone as a whole, once.
+For each name between the hostname and its zone, ``observe`` and ``register`` read once more, and a first registration
+searches once more: where such a name is delegated, no resolver would find the hostname. ``entries`` lists each
+configured zone as a whole, once.
 """
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -39,14 +42,16 @@ import httpx
 import structlog
 
 from operator_app.errors import ConfigurationError, ConflictError, InvalidError, TerminalError
+from operator_app.registration.identity import Installation
 from operator_app.registration.powerdns.client import ApiKey, Content, Delete, Edit, PowerDnsApi, RecordSet, Replace
 from operator_app.registration.powerdns.dns import (
+    CUT_TYPES,
     OWNER_LABEL,
     Address,
     AddressType,
     Ownership,
     Place,
-    address_at,
+    addresses_at,
     owner_of,
     place_of,
 )
@@ -96,36 +101,47 @@ class _Live:
 
 
 class PowerDnsRegistry:
-    """See :class:`operator_app.registration.registry.Registry`. ``operator`` tells operators that share a zone apart.
+    """See :class:`operator_app.registration.registry.Registry`. ``installation`` is the one that writes.
 
     Raises ``TerminalError`` also for a record that can't be published: ``ZoneNotConfigured``, ``HostnameTooLong``,
-    ``AddressUnusable``.
+    ``AddressUnusable``, ``BelowZoneCut``.
     """
 
-    def __init__(self, api: PowerDnsApi, *, operator: str, zones: Sequence[str], default_ttl_s: int) -> None:
+    def __init__(
+        self, api: PowerDnsApi, installation: Installation, *, zones: Sequence[str], default_ttl_s: int
+    ) -> None:
         self._api = api
-        self._operator = operator
+        self._installation = installation
         self._zones = tuple(zones)
         self._default_ttl_s = default_ttl_s
 
     async def observe(self, record: Record) -> Comparison:
         """See :class:`operator_app.registration.registry.Registry`."""
         wanted = self._wanted(record)
-        return wanted.comparison(await self._read(wanted.place))
+        live = await self._read(wanted.place)
+        comparison = wanted.comparison(live)
+        if comparison is Comparison.MATCHING and await self._cut(wanted.place, live) is not None:
+            return Comparison.DIFFERENT
+        return comparison
 
     async def register(self, record: Record) -> Registration:
         """See :class:`operator_app.registration.registry.Registry`."""
         wanted = self._wanted(record)
-        before = wanted.comparison(await self._read(wanted.place))
-        if before is Comparison.MATCHING:
+        live = await self._read(wanted.place)
+        before = wanted.comparison(live)
+        cut = await self._cut(wanted.place, live)
+        if cut is None and before is Comparison.MATCHING:
             return Registration(Outcome.UNCHANGED)
-        if before is Comparison.ABSENT and await self._has_disabled_records(wanted.place):
-            before = Comparison.FOREIGN
+        if cut is None and before is Comparison.ABSENT:
+            cut, is_occupied = await self._search(wanted.place)
+            before = Comparison.FOREIGN if is_occupied else before
+        if cut is not None:
+            raise InvalidError("BelowZoneCut", _cut_message(wanted.place, cut))
         if before in (Comparison.FOREIGN, Comparison.NEWER):
-            return _refusal(before, wanted.place.hostname)
+            return wanted.refusal(before, live)
         return await self._write(wanted, before)
 
-    async def deregister(self, uid: str, hostname: str) -> Outcome:
+    async def deregister(self, uid: str, hostname: str, *, former: frozenset[Installation] = frozenset()) -> Outcome:
         """See :class:`operator_app.registration.registry.Registry`.
 
         A hostname outside of all configured zones was never registered under these settings, so there is nothing to
@@ -140,11 +156,12 @@ class PowerDnsRegistry:
         live = await self._read(place)
         if live.is_free(place):
             return Outcome.UNCHANGED
-        if not self._is_owned(live, uid):
+        owners = former | {self._installation}
+        if not _is_owned(live, uid, owners):
             return Outcome.SKIPPED
         addresses = [Delete(place.hostname, each.value) for each in AddressType]
         await self._api.change(place.zone, [*addresses, Delete(place.owner_name, "TXT")])
-        if self._is_owned(await self._read(place), uid):
+        if _is_owned(await self._read(place), uid, owners):
             raise ConflictError(f"the records of {hostname} came back after their removal")
         return Outcome.DELETED
 
@@ -154,8 +171,10 @@ class PowerDnsRegistry:
             for each in await self._api.all_record_sets(zone):
                 label, _, hostname = each.name.lower().removesuffix(".").partition(".")
                 owner = owner_of([record.content for record in each.records])
-                if each.type == "TXT" and label == OWNER_LABEL and owner and owner.operator == self._operator:
-                    yield OutsideRecord(owner.uid, owner.proxy, hostname)
+                if each.type != "TXT" or label != OWNER_LABEL or owner is None:
+                    continue
+                if owner.installation == self._installation:
+                    yield OutsideRecord(owner.uid, hostname)
 
     async def _write(self, wanted: "_Wanted", before: Comparison) -> Registration:
         refused: InvalidError | None = None
@@ -165,14 +184,14 @@ class PowerDnsRegistry:
         except InvalidError as error:
             # Either the name was taken since the read, or the record itself is refused: the next read tells which.
             refused = error
-        after = wanted.comparison(await self._read(wanted.place))
-        match after:
+        live = await self._read(wanted.place)
+        match after := wanted.comparison(live):
             case Comparison.MATCHING if refused is not None:
                 return Registration(Outcome.UNCHANGED)
             case Comparison.MATCHING:
                 return Registration(Outcome.CREATED if before is Comparison.ABSENT else Outcome.CONFIGURED)
             case Comparison.FOREIGN | Comparison.NEWER:
-                return _refusal(after, wanted.place.hostname)
+                return wanted.refusal(after, live)
             case _ if refused is not None:
                 raise refused
             case _:
@@ -182,69 +201,119 @@ class PowerDnsRegistry:
         at_hostname = await self._api.record_sets(place.zone, place.hostname)
         return _Live(at_hostname, await self._api.record_sets(place.zone, place.owner_name))
 
-    async def _has_disabled_records(self, place: Place) -> bool:
-        """Whether a name that looks free has disabled records: only a search shows them."""
-        return _occupied(place, await self._api.types_at(place.hostname))
+    async def _cut(self, place: Place, live: _Live) -> str | None:
+        """The name below the apex that is delegated (NS) or renamed (DNAME), so that the hostname is not served."""
+        for name in place.enclosing:
+            if any(each.type in CUT_TYPES for each in await self._api.record_sets(place.zone, name)):
+                return name
+        is_delegated = not place.is_apex and any(each.type == "NS" for each in live.at_hostname)
+        return place.hostname if is_delegated else None
 
-    def _is_owned(self, live: _Live, uid: str) -> bool:
-        owner = live.owner
-        return owner is not None and (owner.operator, owner.uid) == (self._operator, uid)
+    async def _search(self, place: Place) -> tuple[str | None, bool]:
+        """What only a search shows of a name that looks free: a zone of its own on the server, and disabled records."""
+        for name in () if place.is_apex else place.enclosing:
+            if "SOA" in await self._api.types_at(name):
+                return name, False
+        types = await self._api.types_at(place.hostname)
+        cut = place.hostname if "SOA" in types and not place.is_apex else None
+        return cut, _occupied(place, types)
 
     def _wanted(self, record: Record) -> "_Wanted":
         place = place_of(record.hostname or "", self._zones)
-        ownership = Ownership(self._operator, record.uid, record.proxy, record.generation)
+        ownership = Ownership(self._installation, record.uid, record.generation)
         ttl_s = self._default_ttl_s if record.ttl_s is None else record.ttl_s
-        return _Wanted(place, address_at(place, record.address), ownership, ttl_s)
+        return _Wanted(place, addresses_at(place, record.addresses), ownership, ttl_s, record.former)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The pair of records that a registration publishes."""
+    """The pair of records that a registration publishes. ``former`` installations are owners of it as well."""
 
     place: Place
-    address: Address
+    addresses: tuple[Address, ...]
     ownership: Ownership
     ttl_s: int
+    former: frozenset[Installation]
 
     def comparison(self, live: _Live) -> Comparison:
         """What the server has, compared with this pair."""
         if live.is_free(self.place):
             return Comparison.ABSENT
         owner = live.owner
-        if owner is None or (owner.operator, owner.uid) != (self.ownership.operator, self.ownership.uid):
+        if owner is None or not _is_owned(live, self.ownership.uid, self.former | {self.ownership.installation}):
             return Comparison.FOREIGN
         if owner.generation > self.ownership.generation:
             return Comparison.NEWER
         return Comparison.MATCHING if self._is_published(live) else Comparison.DIFFERENT
 
+    def refusal(self, comparison: Comparison, live: _Live) -> Registration:
+        """The problem where ``live`` is ``FOREIGN`` or ``NEWER``, and stays. It names no owner, only its distance."""
+        hostname = self.place.hostname
+        if comparison is Comparison.NEWER:
+            message = f"{hostname} is registered from a newer generation already"
+            return Registration(Outcome.SKIPPED, Problem("NewerRecord", message))
+        owner, ours = live.owner, self.ownership.installation
+        if owner is None or owner.installation == ours:
+            message = f"{hostname} is not free"
+        elif owner.installation.is_same_cluster(ours):
+            message = f"{hostname} is registered by another installation of this operator in this cluster, and is left"
+        else:
+            message = (
+                f"{hostname} is registered by this operator in another cluster, and is left: choose another hostname, "
+                f"or have it removed there; if that cluster is gone, remove the TXT record {self.place.owner_name} and "
+                "the address record by hand"
+            )
+        problem = Problem("HostnameTaken", message, needs_user_action=True, ends_with_event=True)
+        return Registration(Outcome.SKIPPED, problem)
+
     def creation(self) -> list[Edit]:
         """Edits that write the pair, or nothing where either name is not free."""
-        hostname_is_alias = self.address.type is AddressType.CNAME
+        hostname_is_alias = AddressType.CNAME in self._contents
         guard = [] if self.place.is_apex else _only_if_free(self.place.hostname, is_alias_next=hostname_is_alias)
         return [*guard, *_only_if_free(self.place.owner_name), *self._pair()]
 
     def correction(self) -> list[Edit]:
         """Edits that replace the live pair. Removals come first: the server checks each edit in turn."""
-        others = [each for each in AddressType if each is not self.address.type]
+        others = [each for each in AddressType if each not in self._contents]
         return [*(Delete(self.place.hostname, each.value) for each in others), *self._pair()]
 
     def _pair(self) -> list[Edit]:
         return [
             Replace(self.place.owner_name, "TXT", self.ttl_s, (self.ownership.content,)),
-            Replace(self.place.hostname, self.address.type.value, self.ttl_s, (self.address.content,)),
+            *(Replace(self.place.hostname, each.value, self.ttl_s, self._contents[each]) for each in self._contents),
         ]
 
+    @property
+    def _contents(self) -> dict[AddressType, tuple[str, ...]]:
+        """The contents of the address records, by type."""
+        types = dict.fromkeys(each.type for each in self.addresses)
+        return {type_: tuple(each.content for each in self.addresses if each.type is type_) for type_ in types}
+
     def _is_published(self, live: _Live) -> bool:
-        match (live.ownership, live.addresses):
-            case (
-                RecordSet(ttl=owner_ttl_s, records=(Content(owner, disabled=False),)),
-                (RecordSet(type=type_, ttl=ttl_s, records=(Content(address, disabled=False),)),),
-            ):
-                has_ttl = owner_ttl_s == ttl_s == self.ttl_s
-                has_address = type_ == self.address.type and self.address.is_equal_to(address)
-                return has_ttl and has_address and owner == self.ownership.content
+        match live.ownership:
+            case RecordSet(ttl=ttl_s, records=(Content(owner, disabled=False),)):
+                is_ours = ttl_s == self.ttl_s and owner == self.ownership.content
             case _:
                 return False
+        stored = [(each.type, record) for each in live.addresses for record in each.records]
+        return (
+            is_ours
+            and all(each.ttl == self.ttl_s for each in live.addresses)
+            and not any(record.disabled for _, record in stored)
+            and len(stored) == len(self.addresses)
+            and all(_is_among(each, stored) for each in self.addresses)
+        )
+
+
+def _is_among(address: Address, stored: Iterable[tuple[str, Content]]) -> bool:
+    return any(type_ == address.type and address.is_equal_to(record.content) for type_, record in stored)
+
+
+def _cut_message(place: Place, cut: str) -> str:
+    return (
+        f"{place.hostname} would never be served: {cut} is no part of the zone {place.zone}, but delegated, renamed or "
+        "a zone of its own; choose another hostname, or have that zone configured (OPERATOR_APP_POWERDNS_ZONES)"
+    )
 
 
 def _occupied(place: Place, types: "set[str] | frozenset[str]") -> bool:
@@ -266,20 +335,16 @@ def _only_if_free(name: str, *, is_alias_next: bool = False) -> list[Edit]:
     return [*probe, Replace(name, "CNAME", 0, (_PROBE_TARGET,)), Delete(name, "CNAME")]
 
 
-def _refusal(comparison: Comparison, hostname: str) -> Registration:
-    """The problem for a name that is not written; it does not reveal the name's owner."""
-    if comparison is Comparison.NEWER:
-        message = f"{hostname} is registered from a newer generation already"
-        return Registration(Outcome.SKIPPED, Problem("NewerRecord", message))
-    return Registration(
-        Outcome.SKIPPED,
-        Problem("HostnameTaken", f"{hostname} is not free", needs_user_action=True, ends_with_event=True),
-    )
+def _is_owned(live: _Live, uid: str, owners: frozenset[Installation]) -> bool:
+    owner = live.owner
+    return owner is not None and owner.uid == uid and owner.installation in owners
 
 
 @asynccontextmanager
-async def connect(settings: Settings) -> AsyncGenerator[PowerDnsRegistry]:
-    """The registry for ``settings``: the factory of the entry point ``powerdns`` in ``operator_app.registries``.
+async def connect(settings: Settings, installation: Installation) -> AsyncGenerator[PowerDnsRegistry]:
+    """The registry for ``settings``, written by ``installation``.
+
+    The factory of the entry point ``powerdns`` in ``operator_app.registries``.
 
     Opens no connection yet, so the operator starts while the server is down. Proxy settings in the environment are not
     used: the API key is sent to ``powerdns_url`` only. Raises ``ConfigurationError`` for settings that can't work.
@@ -302,7 +367,7 @@ async def connect(settings: Settings) -> AsyncGenerator[PowerDnsRegistry]:
         api = PowerDnsApi(client, server_id=settings.powerdns_server_id, timeout_s=settings.powerdns_timeout_s)
         yield PowerDnsRegistry(
             api,
-            operator=settings.operator_id,
+            installation,
             zones=zones,
             default_ttl_s=settings.powerdns_default_ttl_s,
         )

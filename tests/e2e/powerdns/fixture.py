@@ -1,4 +1,4 @@
-"""Fixtures: one server for the session; a zone with foreign records and a faulty HTTP proxy for each test."""
+"""Fixtures: one server and one resolver for the session; a zone and a faulty HTTP proxy for each test."""
 
 import uuid
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.powerdns.install import NotInstalledError
 from tests.e2e.powerdns.proxy import FaultyProxy
+from tests.e2e.powerdns.recursor import Recursor
 from tests.e2e.powerdns.server import PowerDns, Zone
 from tests.e2e.prerequisites import lacking
 
@@ -22,6 +23,18 @@ def powerdns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PowerDns]:
     with closing(server):
         server.start()
         yield server
+
+
+@pytest.fixture(scope="session")
+def recursor(powerdns: PowerDns, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recursor]:
+    """A resolver in front of the server, as clients use one; without its program the test is skipped."""
+    try:
+        resolver = Recursor(tmp_path_factory.mktemp("recursor"), powerdns)
+    except NotInstalledError as error:
+        lacking(str(error))
+    with closing(resolver):
+        resolver.start()
+        yield resolver
 
 
 @pytest.fixture

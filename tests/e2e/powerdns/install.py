@@ -1,4 +1,4 @@
-"""Find the program of PowerDNS, or install Debian's packages of it, as root."""
+"""Find the programs of PowerDNS, server and recursor, or install Debian's packages of them, as root."""
 
 import fcntl
 import os
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-PACKAGES: Final = ("pdns-server", "pdns-backend-sqlite3")
+PACKAGES: Final = ("pdns-server", "pdns-backend-sqlite3", "pdns-recursor")
 SCHEMA: Final = Path("/usr/share/pdns-backend-sqlite3/schema/schema.sqlite3.sql")
 INSTALL_TIMEOUT_S: Final = 100
 _POLICY: Final = Path("/usr/sbin/policy-rc.d")
@@ -20,25 +20,25 @@ class NotInstalledError(Exception):
     """PowerDNS is not installed and could not be installed; the message is one line."""
 
 
-def installed() -> Path:
-    """The path of the server's program, which is installed first if it is missing. Raises ``NotInstalledError``."""
-    program = _found()
+def installed(name: str = "pdns_server") -> Path:
+    """The path of the program, which is installed first if it is missing. Raises ``NotInstalledError``."""
+    program = _found(name)
     if program is not None:
         return program
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise NotInstalledError(f"needs PowerDNS: apt-get install {' '.join(PACKAGES)} (as root, on Debian)")
     with (Path(tempfile.gettempdir()) / "operator-app-powerdns.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (program := _found()) is None:
+        if (program := _found(name)) is None:
             _install()
-            program = _found()
+            program = _found(name)
     if program is None:
-        raise NotInstalledError(f"the packages {' '.join(PACKAGES)} brought no server with SQLite")
+        raise NotInstalledError(f"the packages {' '.join(PACKAGES)} brought no {name}, or no SQLite for it")
     return program
 
 
-def _found() -> Path | None:
-    program = shutil.which("pdns_server", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+def _found(name: str) -> Path | None:
+    program = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
     return Path(program) if program and SCHEMA.is_file() else None
 
 

@@ -11,13 +11,23 @@ _NAMES: Final = {number: name for name, number in TYPES.items()}
 TIMEOUT_S: Final = 5.0
 
 
-def resolve(port: int, name: str, kind: str) -> list[tuple[str, str]]:
-    """The answers of the server on loopback as (type, content); empty if there are none, or no such name."""
+_RECURSION_DESIRED: Final = 0x0100
+
+
+def resolve(port: int, name: str, kind: str, *, is_recursive: bool = False) -> list[tuple[str, str]]:
+    """The answers of the server on loopback as (type, content); empty if there are none, or no such name.
+
+    With ``is_recursive`` the server is asked to find the answer at other servers.
+    """
     number = secrets.randbits(16)
+    flags = _RECURSION_DESIRED if is_recursive else 0
     question = _wire(name) + struct.pack("!HH", TYPES[kind], 1)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(TIMEOUT_S)
-        client.sendto(struct.pack("!6H", number, 0, 1, 0, 0, 0) + question, ("127.0.0.1", port))
+        client.sendto(
+            struct.pack("!6H", number, flags, 1, 0, 0, 0) + question,
+            ("127.0.0.1", port),
+        )
         message = client.recv(4096)
     echoed, _, _, answers, _, _ = struct.unpack_from("!6H", message)
     assert echoed == number

@@ -33,7 +33,7 @@ class PowerDns:
         self._api_key = secrets.token_urlsafe(24)
         self.key_file = folder / "api-key"
         self.key_file.write_text(f"{self._api_key}\n")
-        self.port, self.dns_port = _free_port(), _free_port()
+        self.port, self.dns_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         headers = {"X-API-Key": self._api_key}
         self._client = httpx.Client(base_url=self.url, headers=headers, timeout=10, trust_env=False, verify=False)  # noqa: S501 - no TLS here
@@ -171,7 +171,7 @@ class Zone:
         return self.server.api("GET", f"/zones/{self.name}.")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that is free for TCP and UDP at the moment."""
     with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         tcp.bind(("127.0.0.1", 0))

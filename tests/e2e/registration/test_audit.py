@@ -1,5 +1,6 @@
 """``python -m operator_app audit`` on a real API server: what it finds, what it removes, and what it never removes."""
 
+import json
 import subprocess
 import sys
 import uuid
@@ -13,20 +14,23 @@ from operator_app.api.kinds import (
     FIELD_MANAGER,
     HOSTNAME_CLAIM,
     LABEL_MANAGED_BY,
+    NAMESPACE,
     PROXY_REGISTRATION,
     Key,
     Kind,
     Object,
 )
+from operator_app.registration.identity import Installation
+from tests.e2e.controlplane import Cluster
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.outside import FLAGS, NAME, Outside
+from tests.e2e.outside import CHOSEN, FLAGS, NAME, OPERATOR_ID, Outside
 from tests.e2e.proxies import a_proxy, holds, record_key
 
 
 def audited(kubeconfig: Path, namespace: str, *flags: str) -> tuple[int, list[str], str]:
     """Exit code, lines of standard output and standard error of an audit of one namespace."""
-    command = (sys.executable, "-m", "operator_app", "audit", f"--kubeconfig={kubeconfig}", f"--registry={NAME}")
+    command = (sys.executable, "-m", "operator_app", "audit", f"--kubeconfig={kubeconfig}", *CHOSEN)
     run = subprocess.run(
         (*command, f"--namespaces={namespace}", *flags), capture_output=True, text=True, check=False, timeout=60
     )
@@ -59,10 +63,11 @@ def left_behind(kind: Kind, name: str, namespace: str, uid: str, **spec: Any) ->
     }
 
 
-def outside_record(uid: str, namespace: str, operator: str = "operator-app") -> dict[str, Any]:
+def outside_record(admin: Kube, uid: str, namespace: str, operator_id: str = OPERATOR_ID) -> dict[str, Any]:
     """A record in the format of the registry of files."""
+    cluster_uid = admin.get(NAMESPACE, Key("", "kube-system"))["metadata"]["uid"]
     return {
-        "operator": operator,
+        "operator": str(Installation.of(cluster_uid, operator_id)),
         "uid": uid,
         "proxy": [namespace, "gone"],
         "generation": 1,
@@ -101,10 +106,10 @@ def test_fix_removes_only_what_deleted_proxies_have_left(
     )
     admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, lost, namespace, deleted_uid, hostname=lost))
     admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, claimed, namespace, str(uuid.uuid4()), hostname=claimed))
-    outside.put(lost, outside_record(deleted_uid, namespace))
-    outside.put(stray, outside_record(str(uuid.uuid4()), namespace))
+    outside.put(lost, outside_record(admin, deleted_uid, namespace))
+    outside.put(stray, outside_record(admin, str(uuid.uuid4()), namespace))
     outside.put(foreign, {"address": "192.0.2.1"})
-    outside.put(other, outside_record(deleted_uid, namespace, operator="another"))
+    outside.put(other, outside_record(admin, deleted_uid, namespace, operator_id="another"))
     before = outside.records()
 
     code, lines, _ = audited(operator_kubeconfig, namespace)
@@ -125,6 +130,27 @@ def test_fix_removes_only_what_deleted_proxies_have_left(
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is not None
     assert admin.find(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, mine)) is not None
     assert audited(operator_kubeconfig, namespace)[0] == 0
+
+
+def test_fix_refuses_a_ledger_that_is_not_its_own(
+    admin: Kube, namespace: str, operator: OperatorProcess, control_plane: Cluster, outside: Outside
+) -> None:
+    """With another namespace as the operator's own, nothing is removed, and the JSON says what was found."""
+    hostname = f"{namespace}.example.com"
+    operator.start(*FLAGS)
+    proxy = registered(admin, Key(namespace, "web"), hostname)
+    operator.stop()
+    outside.put(f"stray.{hostname}", outside_record(admin, str(uuid.uuid4()), namespace))
+    before = outside.records()
+    command = (sys.executable, "-m", "operator_app", "audit", f"--kubeconfig={control_plane.kubeconfig}", *CHOSEN)
+    flags = (f"--namespace={namespace}", f"--namespaces={namespace}", "--fix", "--output=json")
+    run = subprocess.run((*command, *flags), capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 1
+    assert "nothing is removed: the ledger names none of the 2 records" in run.stderr
+    found = {each["name"]: each for each in json.loads(run.stdout)["findings"]}
+    assert found[f"stray.{hostname}"]["removed"] is False
+    assert outside.records() == before
+    assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is not None
 
 
 def test_findings_about_a_live_proxy_are_reported_and_not_fixed(
@@ -188,9 +214,9 @@ def test_bad_input_is_reported_in_one_sentence(
 def test_the_resync_counts_findings(admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside) -> None:
     """The operator's metrics show a finding, and no longer show it once it is gone."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
-    operator.start(f"--registry={NAME}", "--sweep-interval-s=1", f"--namespaces={namespace}")
+    operator.start(*CHOSEN, "--sweep-interval-s=1", f"--namespaces={namespace}")
     registered(admin, key, hostname)
-    outside.put(stray := f"stray.{hostname}", outside_record(str(uuid.uuid4()), namespace))
+    outside.put(stray := f"stray.{hostname}", outside_record(admin, str(uuid.uuid4()), namespace))
 
     def counted() -> float:
         return operator.metric("operator_app_audit_findings", kind="record-without-proxy")

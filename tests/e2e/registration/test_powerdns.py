@@ -23,19 +23,24 @@ from operator_app.errors import (
     ThrottledError,
     TransientError,
 )
+from operator_app.registration.identity import Installation
 from operator_app.registration.powerdns.dns import Ownership
 from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
 from operator_app.registration.registry import Comparison, Record, Registration
 from operator_app.results import Outcome
 from operator_app.settings import Settings
+from tests.e2e.kube import wait_until
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
 from tests.e2e.powerdns.fixture import proxy as proxy  # noqa: PLC0414
+from tests.e2e.powerdns.fixture import recursor as recursor  # noqa: PLC0414
 from tests.e2e.powerdns.fixture import zone as zone  # noqa: PLC0414
 from tests.e2e.powerdns.proxy import FaultyProxy, HttpFault
+from tests.e2e.powerdns.recursor import Recursor
 from tests.e2e.powerdns.server import PowerDns, Row, Zone
 
 pytestmark = pytest.mark.anyio
 
+CLUSTER = "0f0f0f0f-1111-2222-3333-444444444444"
 OPERATOR = "edge"
 TTL_S = 300
 TIMEOUT_S = 10.0
@@ -46,21 +51,26 @@ Operator = Callable[..., AbstractAsyncContextManager[PowerDnsRegistry]]
 
 @pytest.fixture
 def operator(powerdns: PowerDns, proxy: FaultyProxy, zone: Zone) -> Operator:
-    """A factory of registries that write the test's zone through the faulty proxy; keywords change their settings."""
+    """A factory of registries that write the test's zone through the faulty proxy; keywords change their settings.
 
-    def make(name: str = OPERATOR, **settings: Any) -> AbstractAsyncContextManager[PowerDnsRegistry]:
+    It takes the installation's id, and the UID of the cluster where it is another one.
+    """
+
+    def make(
+        name: str = OPERATOR, *, cluster: str = CLUSTER, **settings: Any
+    ) -> AbstractAsyncContextManager[PowerDnsRegistry]:
         return connect(
             Settings(
                 **{
                     "powerdns_url": proxy.url,
                     "powerdns_zones": (zone.name,),
                     "powerdns_api_key_file": powerdns.key_file,
-                    "operator_id": name,
                     "powerdns_default_ttl_s": TTL_S,
                     "powerdns_timeout_s": TIMEOUT_S,
                     **settings,
                 }
-            )
+            ),
+            Installation.of(cluster, name),
         )
 
     return make
@@ -86,6 +96,16 @@ def a_record(zone: Zone, **changes: Any) -> Record:
     return replace(record, **changes)
 
 
+def installed(name: str) -> Installation:
+    """The installation with this id in the cluster of the tests."""
+    return Installation.of(CLUSTER, name)
+
+
+def more(record: Record, *addresses: str) -> Record:
+    """The record with these addresses."""
+    return replace(record, address=addresses[0], more_addresses=addresses[1:])
+
+
 def kind_of(address: str) -> str:
     """The type of record that an address of ``ADDRESSES`` needs."""
     return dict(ADDRESSES).get(address, "A")
@@ -96,7 +116,7 @@ def pair(record: Record, *, operator: str = OPERATOR, ttl_s: int = TTL_S) -> set
     assert record.hostname is not None
     kind = kind_of(record.address)
     content = f"{record.address}." if kind == "CNAME" else record.address
-    owner = Ownership(operator, record.uid, record.proxy, record.generation).content
+    owner = Ownership(installed(operator), record.uid, record.generation).content
     return {
         (record.hostname, kind, ttl_s, content, False),
         (f"_edge-owner.{record.hostname}", "TXT", ttl_s, owner, False),
@@ -216,8 +236,89 @@ async def test_entries_lists_only_records_of_this_operator(
     async with operator("other") as other:
         await other.register(a_record(zone, uid="u3", hostname=f"third.{zone.name}"))
     zone.put(f"_edge-owner.noise.{zone.name}", "TXT", '"heritage=operator-app"')
+    async with operator(cluster="another") as elsewhere:
+        await elsewhere.register(a_record(zone, uid="u4", hostname=f"fourth.{zone.name}"))
     found = {(entry.uid, entry.proxy, entry.name) async for entry in registry.entries()}
-    assert found == {(each.uid, each.proxy, each.hostname) for each in (record, second)}
+    assert found == {(each.uid, None, each.hostname) for each in (record, second)}
+
+
+async def test_a_resolver_gets_all_addresses_in_whatever_order_they_come(
+    registry: PowerDnsRegistry, recursor: Recursor, zone: Zone
+) -> None:
+    """Dual stack: A and AAAA records; another order changes nothing, one address less is one record less."""
+    foreign, record = zone.rows(), a_record(zone)
+    assert record.hostname is not None
+    both, swapped = (more(record, *each) for each in (("203.0.113.7", "2001:db8::7"), ("2001:db8::7", "203.0.113.7")))
+    assert await registry.register(both) == Registration(Outcome.CREATED)
+    assert recursor.addresses(record.hostname) == {"203.0.113.7", "2001:db8::7"}
+    serial = zone.serial
+    assert await registry.register(swapped) == Registration(Outcome.UNCHANGED)
+    assert await registry.observe(swapped) is Comparison.MATCHING
+    assert zone.serial == serial
+    assert await registry.register(more(record, "203.0.113.7", "203.0.113.8")) == Registration(Outcome.CONFIGURED)
+    wait_until(lambda: recursor.addresses(record.hostname or "") == {"203.0.113.7", "203.0.113.8"}, 20)
+    assert await remove(registry, record) is Outcome.DELETED
+    assert zone.rows() == foreign
+
+
+@pytest.mark.parametrize("cut", ["team", "eu.team", "shop.eu.team"])
+@pytest.mark.parametrize("kind", ["NS", "DNAME", "a zone on the same server"])
+async def test_a_name_that_no_resolver_finds_is_refused(
+    registry: PowerDnsRegistry, recursor: Recursor, zone: Zone, kind: str, cut: str
+) -> None:
+    """Below a delegation, a DNAME or a child zone, or at one: refused naming it, before and after it was registered."""
+    record = a_record(zone, hostname=f"shop.eu.team.{zone.name}")
+    assert record.hostname is not None
+    is_child = kind.startswith("a zone")
+    if is_child:
+        zone.server.make_zone(f"{cut}.{zone.name}")
+    else:
+        assert await registry.register(record) == Registration(Outcome.CREATED)
+        assert recursor.addresses(record.hostname) == {record.address}
+        assert await remove(registry, record) is Outcome.DELETED
+        zone.put(f"{cut}.{zone.name}", kind, "elsewhere.invalid.")
+    before = zone.rows()
+    is_taken = cut.startswith("shop") and kind == "DNAME"
+    try:
+        refused = (await registry.register(record)).problem
+        said = (refused.reason, refused.message) if refused else ("", "")
+    except InvalidError as error:
+        said = (error.reason, error.message)
+    assert said[0] == ("HostnameTaken" if is_taken else "BelowZoneCut")
+    assert is_taken or f"{cut}.{zone.name} is no part of the zone" in said[1]
+    assert zone.rows() == before
+    wait_until(lambda: not recursor.addresses(record.hostname or ""), 20)
+
+
+async def test_a_delegation_after_the_registration_is_noticed(
+    registry: PowerDnsRegistry, recursor: Recursor, zone: Zone
+) -> None:
+    """A comparison differs once the name is delegated, and registering again says why; removal works all the same."""
+    record = a_record(zone, hostname=f"shop.eu.{zone.name}")
+    assert record.hostname is not None
+    await registry.register(record)
+    zone.put(f"eu.{zone.name}", "NS", "elsewhere.invalid.")
+    delegated = zone.rows()
+    assert await registry.observe(record) is Comparison.DIFFERENT
+    with pytest.raises(InvalidError, match=f"eu.{zone.name}") as refused:
+        await registry.register(record)
+    assert refused.value.reason == "BelowZoneCut"
+    wait_until(lambda: not recursor.addresses(record.hostname or ""), 20)
+    assert await remove(registry, record) is Outcome.DELETED
+    assert zone.rows() == delegated - pair(record)
+
+
+@pytest.mark.parametrize("address", ["web-envoy.team-a.svc", "127.0.0.1", "fe80::1", "169.254.0.9", "::"])
+async def test_an_address_of_no_use_to_a_resolver_is_refused(
+    registry: PowerDnsRegistry, recursor: Recursor, zone: Zone, address: str
+) -> None:
+    """A name of one cluster, an address of one machine or link: nothing is written, and the problem says so."""
+    before, record = zone.rows(), a_record(zone, address=address)
+    with pytest.raises(InvalidError) as refused:
+        await registry.register(record)
+    assert refused.value.reason == "AddressUnusable"
+    assert zone.rows() == before
+    assert recursor.addresses(record.hostname or "") == set()
 
 
 # Who owns which names
@@ -276,18 +377,21 @@ async def test_a_foreign_address_at_the_apex_is_never_written(registry: PowerDns
     [
         '"v=spf1 -all"',
         '"heritage=operator-app"',
-        '"heritage=operator-app" "operator=edge" "uid={uid}" "proxy=team-a/checkout" "generation=03"',
-        '"heritage=operator-app operator=edge uid={uid} proxy=team-a/checkout generation=3"',
-        '"heritage=operator-app" "operator=other" "uid={uid}" "proxy=team-a/checkout" "generation=3"',
-        '"heritage=operator-app" "operator=edge" "uid=another" "proxy=team-a/checkout" "generation=3"',
+        '"heritage=operator-app" "cluster={cluster}" "installation={name}" "uid={uid}" "generation=03"',
+        '"heritage=operator-app cluster={cluster} installation={name} uid={uid} generation=3"',
+        '"heritage=operator-app" "operator=edge" "uid={uid}" "proxy=team-a/checkout" "generation=3"',
+        '"heritage=operator-app" "cluster={cluster}" "installation={other}" "uid={uid}" "generation=3"',
+        '"heritage=operator-app" "cluster={other}" "installation={name}" "uid={uid}" "generation=3"',
+        '"heritage=operator-app" "cluster={cluster}" "installation={name}" "uid=another" "generation=3"',
     ],
 )
 async def test_an_ownership_record_that_is_not_exactly_ours_is_foreign(
     registry: PowerDnsRegistry, zone: Zone, content: str
 ) -> None:
-    """With another text, operator or UID at the owner name, nothing is written and nothing is removed."""
-    record = a_record(zone)
-    zone.put(f"_edge-owner.{record.hostname}", "TXT", content.format(uid=record.uid))
+    """With another text, cluster, installation or UID at the owner name, nothing is written and nothing is removed."""
+    record, ours = a_record(zone), installed(OPERATOR)
+    parts = {"uid": record.uid, "cluster": ours.cluster, "name": ours.name, "other": "0" * 32}
+    zone.put(f"_edge-owner.{record.hostname}", "TXT", content.format(**parts))
     before = zone.rows()
     assert await registry.observe(record) is Comparison.FOREIGN
     assert reason(await registry.register(record)) == "HostnameTaken"
@@ -306,6 +410,76 @@ async def test_the_first_of_two_proxies_keeps_the_hostname(registry: PowerDnsReg
     await remove(registry, first)
     assert await registry.register(second) == Registration(Outcome.CREATED)
     assert zone.rows() == foreign | pair(second)
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "sentence"),
+    [(OPERATOR, "the cluster of a backup", "in another cluster"), ("other", CLUSTER, "another installation")],
+    ids=["another cluster with the same id", "another id in the same cluster"],
+)
+async def test_records_of_another_cluster_or_installation_are_left(
+    registry: PowerDnsRegistry,
+    operator: Operator,
+    proxy: FaultyProxy,
+    zone: Zone,
+    name: str,
+    cluster: str,
+    sentence: str,
+) -> None:
+    """With the same UID, as after a restore: nothing is written, removed or listed; the problem says whose it is."""
+    record = a_record(zone)
+    assert await registry.register(record) == Registration(Outcome.CREATED)
+    before, serial = zone.rows(), zone.serial
+    newer = replace(record, generation=9, address="203.0.113.9")
+    async with operator(name, cluster=cluster) as copy:
+        with proxy.counted() as requests:
+            assert await copy.observe(newer) is Comparison.FOREIGN
+            taken = await copy.register(newer)
+            assert await remove(copy, record) is Outcome.SKIPPED
+            assert [each async for each in copy.entries()] == []
+    assert reason(taken) == "HostnameTaken"
+    assert taken.problem is not None
+    assert sentence in taken.problem.message
+    assert "PATCH" not in requests
+    assert (zone.rows(), zone.serial) == (before, serial)
+
+
+async def test_a_changed_id_takes_over_what_the_ledger_knows(
+    registry: PowerDnsRegistry, operator: Operator, zone: Zone
+) -> None:
+    """The record of the id before is rewritten, updated and removed; not without the ledger's word, nor another UID."""
+    foreign, record = zone.rows(), a_record(zone)
+    known = frozenset({installed(OPERATOR)})
+    await registry.register(record)
+    async with operator("renamed") as renamed:
+        assert reason(await renamed.register(record)) == "HostnameTaken"
+        assert reason(await renamed.register(replace(record, uid="another", former=known))) == "HostnameTaken"
+        assert await renamed.observe(replace(record, former=known)) is Comparison.DIFFERENT
+        assert await renamed.register(replace(record, former=known)) == Registration(Outcome.CONFIGURED)
+        assert zone.rows() == foreign | pair(record, operator="renamed")
+        assert await renamed.register(record) == Registration(Outcome.UNCHANGED)
+    assert reason(await registry.register(record)) == "HostnameTaken", "it is not the id before any more"
+    async with operator("again") as again:
+        assert await again.deregister(record.uid, record.hostname or "", former=known) is Outcome.SKIPPED
+        former = known | {installed("renamed")}
+        assert await again.deregister(record.uid, record.hostname or "", former=former) is Outcome.DELETED
+    assert zone.rows() == foreign
+
+
+async def test_the_public_record_tells_no_names(registry: PowerDnsRegistry, zone: Zone) -> None:
+    """What anybody can resolve has no name of a namespace, proxy, cluster or installation in it."""
+    record = a_record(zone)
+    await registry.register(record)
+    [(_, text)] = zone.server.resolve(f"_edge-owner.{record.hostname}", "TXT")
+    for name in (*record.proxy, CLUSTER, OPERATOR):
+        assert name not in text
+    assert {each.partition("=")[0] for each in text.split()} == {
+        "heritage",
+        "cluster",
+        "installation",
+        "uid",
+        "generation",
+    }
 
 
 @pytest.mark.parametrize("address", [address for address, _ in ADDRESSES])
@@ -386,21 +560,22 @@ async def test_a_first_registration_overtaken_by_a_newer_one_writes_nothing(
 async def test_of_several_ownership_records_the_lowest_wins(
     registry: PowerDnsRegistry, operator: Operator, zone: Zone
 ) -> None:
-    """Where a database accepted two ownership records, the lowest operator corrects both, in whatever order."""
+    """Where a database accepted two ownership records, the lowest installation corrects both, in whatever order."""
     foreign = zone.rows()
     ours, theirs = a_record(zone), a_record(zone, uid="theirs", address="203.0.113.8")
+    other = next(name for name in map("other-{}".format, range(99)) if installed(name) > installed(OPERATOR))
     both = [
-        Ownership(name, each.uid, each.proxy, each.generation).content
-        for name, each in ((OPERATOR, ours), ("other", theirs))
+        Ownership(installed(name), each.uid, each.generation).content
+        for name, each in ((OPERATOR, ours), (other, theirs))
     ]
     assert ours.hostname is not None
     zone.put(f"_edge-owner.{ours.hostname}", "TXT", *both)
     zone.put(ours.hostname, "A", ours.address, theirs.address)
-    async with operator("other") as other:
-        assert reason(await other.register(theirs)) == "HostnameTaken"
-        assert await remove(other, theirs) is Outcome.SKIPPED
+    async with operator(other) as second:
+        assert reason(await second.register(theirs)) == "HostnameTaken"
+        assert await remove(second, theirs) is Outcome.SKIPPED
         assert await registry.register(ours) == Registration(Outcome.CONFIGURED)
-        assert reason(await other.register(theirs)) == "HostnameTaken"
+        assert reason(await second.register(theirs)) == "HostnameTaken"
     assert zone.rows() == foreign | pair(ours)
 
 
@@ -453,7 +628,7 @@ def _make_alias(zone: Zone, name: str) -> None:
 
 def _age_ownership(zone: Zone, name: str) -> None:
     older = a_record(zone, generation=1)
-    owner = Ownership(OPERATOR, older.uid, older.proxy, older.generation).content
+    owner = Ownership(installed(OPERATOR), older.uid, older.generation).content
     zone.put(f"_edge-owner.{name}", "TXT", owner, ttl_s=TTL_S)
 
 

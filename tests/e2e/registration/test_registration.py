@@ -24,13 +24,14 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.desired import child_key
+from operator_app.registration.identity import Installation
 from operator_app.registration.registrar import Registries
 from tests.e2e.components import Components, components
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.outside import FLAGS, NAME, FileRegistry, Outside
+from tests.e2e.outside import CHOSEN, FLAGS, NAME, OPERATOR_ID, FileRegistry, Outside
 from tests.e2e.proxies import (
     OPERATOR_USER,
     a_proxy,
@@ -45,7 +46,6 @@ from tests.e2e.proxies import (
 )
 
 QUIET_S: Final = 1.5
-OPERATOR_ID: Final = "operator-app"
 
 
 @pytest.fixture
@@ -215,7 +215,8 @@ def test_a_hostname_costs_two_more_writes_and_one_call_of_the_registry(
     assert outside.calls(namespace) == [f"register {hostname}"]
     found = outside.get(hostname)
     assert found is not None
-    assert (found["uid"], found["generation"], found["operator"]) == (proxy["metadata"]["uid"], 1, OPERATOR_ID)
+    ours = Installation.of(admin.get(NAMESPACE, Key("", "kube-system"))["metadata"]["uid"], OPERATOR_ID)
+    assert (found["uid"], found["generation"], found["operator"]) == (proxy["metadata"]["uid"], 1, str(ours))
     assert found["address"] == f"web-envoy.{namespace}.svc"
 
     mark = audit.mark()
@@ -411,7 +412,7 @@ def test_a_resync_repairs_a_record_that_was_changed_in_the_registry(
 ) -> None:
     """Such edits have no watch events, so the resync reads; the repair has an Event, the entry is not written."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
-    operator.start(f"--registry={NAME}", "--sweep-interval-s=1")
+    operator.start(*CHOSEN, "--sweep-interval-s=1")
     admin.create(ENVOY_PROXY, named(*key, hostname))
     proxy = wait_registered(admin, key)
     good = outside.records()[hostname]
@@ -429,7 +430,7 @@ def test_drift_that_cannot_be_repaired_is_reported_and_stored(
 ) -> None:
     """A record that became foreign: Registered turns False, the confirmation is cleared, the record is not written."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
-    operator.start(f"--registry={NAME}", "--sweep-interval-s=1")
+    operator.start(*CHOSEN, "--sweep-interval-s=1")
     admin.create(ENVOY_PROXY, named(*key, hostname))
     proxy = wait_registered(admin, key)
 
@@ -445,7 +446,7 @@ def test_a_registry_that_is_down_at_a_resync_changes_no_status(
 ) -> None:
     """A read that fails is no drift: a confirmed record stays confirmed until a read shows something else."""
     hostname, key = f"{namespace}.example.com", Key(namespace, "web")
-    operator.start(f"--registry={NAME}", "--sweep-interval-s=1")
+    operator.start(*CHOSEN, "--sweep-interval-s=1")
     admin.create(ENVOY_PROXY, named(*key, hostname))
     wait_registered(admin, key)
     time.sleep(QUIET_S)
@@ -544,7 +545,8 @@ def test_an_abandoned_removal_does_not_block_the_namespace_and_is_completed_late
 
 def in_files(outside: Outside) -> Registries:
     """The registry of files for reconciles that a test calls itself."""
-    return Registries({NAME: FileRegistry(outside, OPERATOR_ID)}, default=NAME)
+    installation = Installation.of("a cluster", OPERATOR_ID)
+    return Registries({NAME: FileRegistry(outside, installation)}, NAME, installation)
 
 
 async def reconcile_repeatedly(parts: Components, admin: Kube, key: Key, times: int = 4) -> None:
@@ -585,7 +587,7 @@ async def test_a_recreated_proxy_is_reconciled_while_an_abandoned_removal_is_pen
         admin.delete(ENVOY_PROXY, key)
         await reconcile_repeatedly(parts, admin, key)
         assert FINALIZER in admin.get(ENVOY_PROXY, key)["metadata"]["finalizers"], "it waits before --abandon-after-s"
-        now[0] += timedelta(seconds=61)
+        now[0] = datetime.now(UTC) + timedelta(seconds=61)
         await reconcile_repeatedly(parts, admin, key, 1)
         assert admin.find(ENVOY_PROXY, key) is None
         assert [each.reason for each in parts.occurrences] == ["DeregistrationFailed", "RemovalAbandoned"]

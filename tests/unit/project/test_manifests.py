@@ -9,6 +9,7 @@ import yaml
 
 from operator_app.api import kinds
 from operator_app.app import RELEASE_TIMEOUT_S
+from operator_app.preflight import CLUSTER_NAMESPACE
 from operator_app.settings import Settings
 from tests.paths import MANIFESTS
 
@@ -41,7 +42,7 @@ OPERATOR_CLUSTER: Final = {
     ("apps", "deployments", "create"): "apply where it is absent",
     ("apps", "deployments", "patch"): "apply",
     ("apps", "deployments", "delete"): "prune",
-    ("", "namespaces", "get"): "the tenant label of one namespace",
+    ("", "namespaces", "get"): "the tenant label of one namespace; the UID of kube-system, the cluster's identity",
     ("", "namespaces", "list"): "start of a watch",
     ("", "namespaces", "watch"): "learn of a changed tenant label",
     ("events.k8s.io", "events", "get"): "how often a repeated event was counted already, by an earlier life too",
@@ -122,6 +123,21 @@ def rights(role: Manifest) -> set[tuple[str, str, str]]:
 def test_every_right_has_a_reason(kind: str, name: str, expected: dict[tuple[str, str, str], str]) -> None:
     """A role grants exactly the rights that the table gives a reason for: none more, none forgotten."""
     assert rights(manifest(kind, name)) == set(expected)
+
+
+def test_an_operator_of_chosen_namespaces_can_read_the_clusters_identity_and_no_other_namespace() -> None:
+    """The overlay grants to get ``kube-system``, whose UID records outside carry, by its name alone."""
+    text = (MANIFESTS / "overlays" / "namespaced" / "cluster-role-identity.yaml").read_text()
+    role, binding = yaml.safe_load_all(text)
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["namespaces"], "resourceNames": [CLUSTER_NAMESPACE], "verbs": ["get"]}
+    ]
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": role["metadata"]["name"],
+    }
+    assert binding["subjects"] == manifest("ClusterRoleBinding")["subjects"]
 
 
 def test_no_role_has_a_wildcard_or_touches_secrets_and_roles() -> None:

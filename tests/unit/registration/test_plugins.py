@@ -6,10 +6,23 @@ from pathlib import Path
 import pytest
 
 from operator_app.errors import ConfigurationError
+from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import IN_CLUSTER
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
 from operator_app.settings import Settings
+
+CLUSTER_UID = "0f0f0f0f-1111-2222-3333-444444444444"
+
+
+async def cluster_uid() -> str:
+    """The identity of the cluster."""
+    return CLUSTER_UID
+
+
+async def unread() -> str:
+    """Fails the test: nothing outside needs the cluster's identity."""
+    raise AssertionError
 
 
 def test_the_problem_of_an_unknown_registry_lists_the_known_ones() -> None:
@@ -32,17 +45,17 @@ not_a_factory = 1
 opened = []
 
 @asynccontextmanager
-async def good(settings):
-    opened.append(settings.operator_id)
+async def good(settings, installation):
+    opened.append((settings.operator_id, installation))
     yield "a registry"
     opened.clear()
 
 @asynccontextmanager
-async def refusing(settings):
+async def refusing(settings, installation):
     raise ConfigurationError("set OUR_URL")
     yield
 
-def crashing(settings):
+def crashing(settings, installation):
     raise RuntimeError("something\\nunexpected")
 """
 
@@ -75,18 +88,19 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("installed")
 async def test_a_registry_is_opened_with_the_settings_and_closed_at_the_end() -> None:
     """The factory is called once with the settings, and its context lasts as long as the operator."""
-    async with open_registries(Settings(registry="good", operator_id="mine")) as registries:
+    async with open_registries(Settings(registry="good", operator_id="mine"), cluster_uid) as registries:
         assert registries.default == "good"
         assert list(registries.outside) == ["good"]
         opened = sys.modules["their_registries"].opened
-        assert opened == ["mine"]
+        assert opened == [("mine", Installation.of(CLUSTER_UID, "mine"))]
+        assert registries.installation == Installation.of(CLUSTER_UID, "mine")
     assert opened == []
 
 
 @pytest.mark.anyio
 async def test_the_default_registry_needs_no_plugin() -> None:
     """``in-cluster`` is the ledger itself: no entry point is needed."""
-    async with open_registries(Settings()) as registries:
+    async with open_registries(Settings(), unread) as registries:
         assert registries == Registries({}, IN_CLUSTER)
 
 
@@ -108,5 +122,14 @@ async def test_the_default_registry_needs_no_plugin() -> None:
 async def test_a_registry_that_can_not_be_opened_is_reported_in_one_sentence(name: str, sentence: str) -> None:
     """Missing, broken, ambiguous or refusing: the operator does not start, and the error says why."""
     with pytest.raises(ConfigurationError, match=sentence):
-        async with open_registries(Settings(registries=(name,))):
+        async with open_registries(Settings(registries=(name,), operator_id="mine"), cluster_uid):
+            pass
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("installed")
+async def test_a_registry_outside_needs_an_id_that_the_installer_chose() -> None:
+    """Without an id nothing is opened and the cluster is not asked; the sentence says what to set."""
+    with pytest.raises(ConfigurationError, match=r"needs an id.*OPERATOR_APP_OPERATOR_ID \(--operator-id\)"):
+        async with open_registries(Settings(registry="good"), unread):
             pass

@@ -31,6 +31,7 @@ from operator_app.errors import (
     TransientError,
     UndecodableError,
 )
+from operator_app.registration.identity import Installation
 from operator_app.registration.plugins import GROUP, Factory
 from operator_app.registration.powerdns.client import Delete
 from operator_app.registration.powerdns.dns import (
@@ -40,6 +41,7 @@ from operator_app.registration.powerdns.dns import (
     Ownership,
     Place,
     address_at,
+    addresses_at,
     owner_of,
     place_of,
 )
@@ -52,7 +54,9 @@ from tests.paths import ROOT
 SERVER = "http://dns.example.net:8081"
 ZONE = f"{SERVER}/api/v1/servers/localhost/zones/example.com."
 KEY = "s3cret-key"
-OWNER = '"heritage=operator-app" "operator=operator-app" "uid=u1" "proxy=team-a/checkout" "generation=3"'
+CLUSTER, OURS, OTHER = "c" * 32, "1" * 32, "2" * 32
+INSTALLATION = Installation(CLUSTER, OURS)
+OWNER = f'"heritage=operator-app" "cluster={CLUSTER}" "installation={OURS}" "uid=u1" "generation=3"'
 RECORD = Record("u1", 3, Key("team-a", "checkout"), "shop.example.com", "203.0.113.7", ())
 
 
@@ -67,7 +71,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 async def registry(settings: Settings) -> AsyncIterator[PowerDnsRegistry]:
     """A registry whose requests pytest-httpx answers."""
-    async with connect(settings) as registry:
+    async with connect(settings, INSTALLATION) as registry:
         yield registry
 
 
@@ -90,7 +94,7 @@ def reads(mock: HTTPXMock, *sets: Object) -> None:
 
 def no_disabled_records(mock: HTTPXMock) -> None:
     """Answer the search for disabled records."""
-    url = f"{SERVER}/api/v1/servers/localhost/search-data?q=shop.example.com&object_type=record&max=1000"
+    url = f"{SERVER}/api/v1/servers/localhost/search-data?q=shop.example.com&object_type=all&max=1000"
     mock.add_response(url=url, json=[])
 
 
@@ -209,7 +213,7 @@ async def test_a_search_that_was_cut_short_means_taken(registry: PowerDnsRegistr
 @pytest.mark.anyio
 async def test_entries_read_each_zone_once(registry: PowerDnsRegistry, httpx_mock: HTTPXMock) -> None:
     """One listing for each zone, and only the ownership records of this operator are returned."""
-    other = OWNER.replace("operator=operator-app", "operator=other")
+    other = OWNER.replace(f"installation={OURS}", f"installation={OTHER}")
     sets = [
         ADDRESS,
         OWNERSHIP,
@@ -218,9 +222,7 @@ async def test_entries_read_each_zone_once(registry: PowerDnsRegistry, httpx_moc
         a_set("_edge-owner.broken.example.com", "TXT", "x"),
     ]
     httpx_mock.add_response(url=ZONE, json={"rrsets": sets})
-    assert [each async for each in registry.entries()] == [
-        OutsideRecord("u1", Key("team-a", "checkout"), "shop.example.com")
-    ]
+    assert [each async for each in registry.entries()] == [OutsideRecord("u1", "shop.example.com")]
 
 
 @pytest.mark.anyio
@@ -242,7 +244,7 @@ async def test_changes_of_one_zone_do_not_overlap(settings: Settings, httpx_mock
 
     httpx_mock.add_callback(server, is_reusable=True)
     with anyio.fail_after(5):
-        async with connect(settings) as registry, anyio.create_task_group() as changes:
+        async with connect(settings, INSTALLATION) as registry, anyio.create_task_group() as changes:
             for zone in ("example.com", "example.org") * 3:
                 changes.start_soon(registry._api.change, zone, [Delete(f"x.{zone}", "A")])
     assert ("example.com.", "example.org.") in seen
@@ -328,7 +330,7 @@ async def test_a_slow_answer_is_bounded_as_a_whole(settings: Settings, httpx_moc
                 await anyio.lowlevel.checkpoint()
 
     httpx_mock.add_response(stream=Drip())
-    async with connect(settings.model_copy(update={"powerdns_timeout_s": 0.05})) as registry:
+    async with connect(settings.model_copy(update={"powerdns_timeout_s": 0.05}), INSTALLATION) as registry:
         with pytest.raises(TransientError, match=r"did not answer within 0\.05 s"):
             await registry.observe(RECORD)
 
@@ -436,7 +438,7 @@ async def test_an_invalid_key_is_reported_without_its_contents(
 async def test_settings_that_cannot_work_are_refused_at_the_start(settings: Settings, changes: dict[str, Any]) -> None:
     """A missing or wrong setting is one sentence that names it, before any request, and without credentials in it."""
     with pytest.raises(ConfigurationError, match=next(iter(changes))) as refused:
-        async with connect(settings.model_copy(update=changes)):
+        async with connect(settings.model_copy(update=changes), INSTALLATION):
             pytest.fail("must not open")
     assert "word" not in str(refused.value)
 
@@ -501,7 +503,8 @@ PLACE = Place("shop.example.com", "example.com")
         ("203.0.113.7", Address(AddressType.A, "203.0.113.7")),
         ("2001:DB8:0::7", Address(AddressType.AAAA, "2001:db8::7")),
         ("LB-1.example.net.", Address(AddressType.CNAME, "lb-1.example.net.")),
-        ("web-envoy.team-a.svc", Address(AddressType.CNAME, "web-envoy.team-a.svc.")),
+        ("10.1.2.3", Address(AddressType.A, "10.1.2.3")),
+        ("fd00::7", Address(AddressType.AAAA, "fd00::7")),
     ],
 )
 def test_an_address_has_the_record_type_of_its_kind(address: str, record: Address) -> None:
@@ -521,13 +524,50 @@ def test_an_address_has_the_record_type_of_its_kind(address: str, record: Addres
         "a..b",
         "shop.example.com",
         "*.x",
+        "web-envoy.team-a.svc",
+        "web-envoy.team-a.svc.cluster.local",
+        "localhost",
+        "127.0.0.1",
+        "169.254.1.1",
+        "0.0.0.0",  # noqa: S104
+        "0.1.2.3",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1",
+        "ff02::1",
     ],
 )
 def test_an_address_without_a_possible_record_is_refused(address: str) -> None:
-    """Neither address nor name, an address of one machine only, or the hostname itself: a TerminalError, no request."""
+    """Neither address nor name, of use in one machine, link or cluster only, or the hostname itself: no request."""
     with pytest.raises(InvalidError) as refused:
         address_at(PLACE, address)
     assert refused.value.reason == "AddressUnusable"
+
+
+def test_several_addresses_have_a_record_each_in_any_order() -> None:
+    """IPv4 and IPv6 stand side by side; an alias stands alone, and one address twice is one."""
+    both = (Address(AddressType.A, "203.0.113.7"), Address(AddressType.AAAA, "2001:db8::7"))
+    assert addresses_at(PLACE, ("203.0.113.7", "2001:db8::7")) == both
+    assert addresses_at(PLACE, ("2001:DB8::7", "203.0.113.7", "2001:db8:0::7")) == both
+    with pytest.raises(InvalidError, match="can't be an alias") as refused:
+        addresses_at(PLACE, ("203.0.113.7", "lb.example.net"))
+    assert refused.value.reason == "AddressUnusable"
+
+
+@pytest.mark.parametrize(
+    ("hostname", "enclosing"),
+    [
+        ("example.com", ()),
+        ("shop.example.com", ()),
+        ("a.shop.example.com", ("shop.example.com",)),
+        ("b.a.shop.example.com", ("shop.example.com", "a.shop.example.com")),
+    ],
+)
+def test_the_names_between_a_hostname_and_its_zone(hostname: str, enclosing: tuple[str, ...]) -> None:
+    """Each may be delegated; the zone itself and the hostname are not among them."""
+    assert Place(hostname, "example.com").enclosing == enclosing
 
 
 def test_addresses_are_compared_by_value() -> None:
@@ -542,9 +582,8 @@ def test_addresses_are_compared_by_value() -> None:
 NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,55}[a-z0-9])?", fullmatch=True)
 OWNERSHIPS = st.builds(
     Ownership,
-    operator=NAMES,
+    installation=st.builds(Installation.of, st.uuids().map(str), NAMES),
     uid=st.uuids().map(str),
-    proxy=st.builds(Key, NAMES, NAMES),
     generation=st.integers(0, 2**63 - 1),
 )
 
@@ -578,5 +617,5 @@ def test_every_reader_finds_the_same_owner(ownerships: list[Ownership], chance: 
 
 def test_of_one_proxys_ownership_records_the_newest_generation_wins() -> None:
     """Ownership records of one UID are generations of one proxy."""
-    ownerships = [Ownership("a", "u", Key("n", "p"), generation) for generation in (3, 12, 5)]
+    ownerships = [Ownership(INSTALLATION, "u", generation) for generation in (3, 12, 5)]
     assert owner_of([each.content for each in ownerships]) == ownerships[1]

@@ -17,6 +17,7 @@ from operator_app.registration.audit import outside_entries
 from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.claims import Claims
+from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
@@ -41,6 +42,7 @@ class Dns:
         self.calls = 0
         self.answering: anyio.Event | None = None
         self.requeue_after_s: float | None = None
+        self.former: frozenset[Installation] = frozenset()
 
     async def observe(self, record: Record) -> Comparison:
         """Every record matches."""
@@ -52,8 +54,9 @@ class Dns:
         await self._answer(record.uid)
         return Registration(Outcome.CREATED, requeue_after_s=self.requeue_after_s)
 
-    async def deregister(self, uid: str, hostname: str) -> Outcome:
+    async def deregister(self, uid: str, hostname: str, *, former: frozenset[Installation] = frozenset()) -> Outcome:
         """Every record is removed."""
+        self.former = former
         await self._answer(uid + hostname)
         return Outcome.DELETED
 
@@ -236,7 +239,7 @@ async def test_a_list_that_stops_is_an_error_of_that_registry_only(monkeypatch: 
         """Lists one record and then hangs."""
 
         async def entries(self) -> AsyncIterator[OutsideRecord]:
-            yield OutsideRecord("uid", Key("team-a", "one"), "one.example.com")
+            yield OutsideRecord("uid", "one.example.com", Key("team-a", "one"))
             await anyio.sleep_forever()
 
     monkeypatch.setattr(audit, "CALL_TIMEOUT_S", 0.01)

@@ -1,0 +1,71 @@
+"""PowerDNS's recursive resolver on loopback: what a client outside of the cluster gets for a hostname."""
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.powerdns.install import installed
+from tests.e2e.powerdns.query import resolve
+from tests.e2e.powerdns.server import PowerDns, free_port
+
+START_TIMEOUT_S: Final = 20.0
+FORWARDED: Final = "example"
+"""The domain that the resolver asks the test's server for; every zone of the tests is below it."""
+
+
+class Recursor:
+    """A resolver that keeps no answer for longer than a second. Its files are in ``folder``."""
+
+    def __init__(self, folder: Path, server: PowerDns) -> None:
+        self._program = installed("pdns_recursor")
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        (folder / "recursor.conf").write_text(
+            f"local-address=127.0.0.1\nlocal-port={self.port}\nforward-zones={FORWARDED}=127.0.0.1:{server.dns_port}\n"
+            f"socket-dir={folder}\nquery-local-address=127.0.0.1\ndont-query=\ndaemon=no\ndisable-syslog=yes\n"
+            "disable-packetcache=yes\nmax-cache-ttl=1\nmax-negative-ttl=1\nsecurity-poll-suffix=\ndnssec=off\nthreads=1\n"
+        )
+
+    def start(self) -> None:
+        """Start it and wait until it answers. Raises ``RuntimeError`` with its log otherwise."""
+        log = self._folder / "recursor.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                # The resolver ends with this process, however that ends.
+                ("setpriv", "--pdeathsig", "KILL", self._program, f"--config-dir={self._folder}"),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline_mono = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline_mono and self._process.poll() is None:
+            try:
+                self.resolve(f"nothing.{FORWARDED}", "A")
+            except (OSError, TimeoutError):
+                time.sleep(0.05)
+            else:
+                return
+        self.close()
+        raise RuntimeError(f"the resolver did not start: {log.read_text(errors='replace')[-2000:]}")
+
+    def close(self) -> None:
+        """Kill it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def resolve(self, name: str, kind: str) -> list[tuple[str, str]]:
+        """What a client gets that asks for this name, as (type, content); empty for a failure, too."""
+        try:
+            return resolve(self.port, name, kind, is_recursive=True)
+        except TimeoutError:
+            return []
+
+    def addresses(self, name: str) -> set[str]:
+        """Every IPv4 and IPv6 address that a client gets for a name, through aliases, too."""
+        found = [*self.resolve(name, "A"), *self.resolve(name, "AAAA")]
+        return {content for kind, content in found if kind in ("A", "AAAA")}
