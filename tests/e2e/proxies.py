@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -135,15 +135,16 @@ def settled_objects_of(admin: Kube, key: Key) -> ProxyObjects:
     raise TimeoutError(f"{key} did not settle within {CONVERGE_TIMEOUT_S} s: {seen.versions}")
 
 
-def declared_children(proxy: Object) -> dict[Kind, Object]:
-    """What a stored proxy declares, as the operator computes it."""
-    return children(proxy, parse_spec(proxy), default_image=Settings().image)
+def declared_children(proxy: Object, live: Mapping[Kind, Object | None] | None = None) -> dict[Kind, Object]:
+    """What a stored proxy declares, as the operator computes it where these children are there."""
+    return children(proxy, parse_spec(proxy), default_image=Settings().image, live=live or {})
 
 
 def drift_of(admin: Kube, key: Key) -> dict[Kind, tuple[Difference, ...]]:
     """The differences of each child from what the proxy declares; empty when there are none."""
-    declared = declared_children(admin.get(ENVOY_PROXY, key))
-    found = {kind: differences(child, admin.get(kind, key_of(child))) for kind, child in declared.items()}
+    live = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
+    declared = declared_children(admin.get(ENVOY_PROXY, key), live)
+    found = {kind: differences(child, live[kind]) for kind, child in declared.items()}
     return {kind: left for kind, left in found.items() if left}
 
 

@@ -1,5 +1,7 @@
 """Every property of the API: each value converges, is idempotent and valid, and changing it back restores all."""
 
+import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,8 +10,8 @@ from typing import Final
 import pytest
 
 from operator_app.api.crd import crds
-from operator_app.api.kinds import CONFIG_MAP, ENVOY_PROXY, FIELD_MANAGER, Key, Kind, Object, key_of
-from operator_app.envoy.bootstrap import CONFIG_FILE
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, Key, Kind, Object, key_of
+from operator_app.desired import ANNOTATION_REVISION
 from operator_app.ssa.fields import differences
 from tests import api_cases
 from tests.e2e.kube import Kube
@@ -25,6 +27,7 @@ from tests.e2e.proxies import (
     wait_reconciled,
 )
 from tests.property_walk import UNREACHABLE, Property, Step, properties, trail, unexercised
+from tests.unit.envoy.parts import joined
 
 SCHEMA: Final[Object] = crds()[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 BASE: Final[Object] = api_cases.proxy()["spec"] | {"replicas": 0}
@@ -79,13 +82,13 @@ def _walk(admin: Kube, key: Key, steps: tuple[Step, ...]) -> dict[str, str]:
     proxy = api_cases.proxy(key.name, key.namespace)
     admin.create(ENVOY_PROXY, proxy | {"spec": _with_own_hostname(BASE, key)})
     first = _settled(admin, key, "base")
-    configs = {first.children[CONFIG_MAP]["data"][CONFIG_FILE]: "base"}
+    configs = {_configuration(first): "base"}
     now = first
     for step in steps:
         spec = _with_own_hostname(step.spec, key)
         admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": spec}], patch_type="json")
         now = _settled(admin, key, step.what)
-        configs.setdefault(now.children[CONFIG_MAP]["data"][CONFIG_FILE], step.what)
+        configs.setdefault(_configuration(now), step.what)
         assert now.uids == first.uids, step.what
     for kind, child in first.children.items():
         assert content_of(now.children[kind]) == content_of(child), f"changing back after {steps[0].what}: {kind}"
@@ -107,7 +110,7 @@ def _settled(admin: Kube, key: Key, what: str) -> ProxyObjects:
     wait_reconciled(admin, key)
     admin.wait_until(ENVOY_PROXY, key, _is_current, CONVERGE_TIMEOUT_S)
     found = objects_of(admin, key)
-    for kind, declared in declared_children(found.proxy).items():
+    for kind, declared in declared_children(found.proxy, found.children).items():
         assert differences(declared, found.children[kind]) == (), f"{what}: {kind}"
         assert _is_idempotent(admin, kind, declared), f"{what}: a second apply changes the {kind}"
     if holds("Registered")(found.proxy):
@@ -134,6 +137,19 @@ def _is_idempotent(admin: Kube, kind: Kind, declared: Object) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def _configuration(found: ProxyObjects) -> str:
+    """The files of a proxy as one configuration, which Envoy can validate without running."""
+    return json.dumps(joined(_texts(found)))
+
+
+def _texts(found: ProxyObjects) -> dict[str, str]:
+    """The files of the Pods' revision."""
+    template = found.children[DEPLOYMENT]["spec"]["template"]["metadata"]
+    revision = template["annotations"][ANNOTATION_REVISION]
+    data: dict[str, str] = found.children[CONFIG_MAP]["data"]
+    return {name: text for name, text in data.items() if not re.match("(envoy|lds)-", name) or revision in name}
 
 
 def _refusal(config: str, directory: Path) -> str | None:
