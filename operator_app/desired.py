@@ -121,14 +121,22 @@ def _files_in_use(proxy: Object, files: Files, live: Mapping[Kind, Object | None
 
 
 def _has_older_pods(deployment: Object, revision: str) -> bool:
-    """Whether a Deployment has Pods of another revision, as far as its controller has reported."""
+    """Whether a Deployment has Pods of another revision, or may still make some.
+
+    Until all Pods of the new template are available, its controller keeps older ones and replaces those that die; in
+    between it counts none of them for a moment.
+    """
     reported = deployment.get("status") or {}
     total = reported.get("replicas", 0)
     template = deployment["spec"]["template"]["metadata"].get("annotations") or {}
     if template.get(ANNOTATION_REVISION) != revision:
         return bool(total)
     is_observed = reported.get("observedGeneration", 0) >= deployment["metadata"]["generation"]
-    return bool(total) and not (is_observed and total == reported.get("updatedReplicas", 0))
+    is_complete = is_observed and all(
+        reported.get(name, 0) == deployment["spec"].get("replicas", 1)
+        for name in ("replicas", "updatedReplicas", "availableReplicas")
+    )
+    return bool(total) and not is_complete
 
 
 def owner_reference(proxy: Object) -> Object:

@@ -380,7 +380,7 @@ def files_with(known: dict[Kind, Object | None], **metadata: Json) -> set[str]:
 
 
 OLD_FILES = {f"envoy-{revision(SPEC)}.json", f"lds-{revision(SPEC)}.json", "rds-http.json"}
-SERVING: Object = {"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2}
+SERVING: Object = {"observedGeneration": 2, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1}
 
 
 @pytest.mark.parametrize(
@@ -388,8 +388,9 @@ SERVING: Object = {"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2}
     [
         (SERVING, SPEC, OLD_FILES),
         (SERVING, RENAMED, set()),
-        (SERVING | {"replicas": 3}, RENAMED, OLD_FILES),
-        (SERVING | {"updatedReplicas": 1}, RENAMED, OLD_FILES),
+        (SERVING | {"replicas": 2}, RENAMED, OLD_FILES),
+        (SERVING | {"updatedReplicas": 0}, RENAMED, OLD_FILES),
+        (SERVING | {"availableReplicas": 0}, RENAMED, OLD_FILES),
         (SERVING | {"observedGeneration": 1}, RENAMED, OLD_FILES),
         ({"observedGeneration": 2}, SPEC, set()),
         ({}, RENAMED, set()),
@@ -399,6 +400,7 @@ SERVING: Object = {"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2}
         "rolled out",
         "one is left",
         "one is missing",
+        "between two",
         "not seen yet",
         "scaled to zero",
         "no status",
