@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from operator_app.api.kinds import (
     ANNOTATION_INSTALLATION,
+    ANNOTATION_REVISION,
     CONFIG_MAP,
     DEPLOYMENT,
     ENVOY_PROXY,
     FIELD_MANAGER,
-    GROUP,
     LABEL_MANAGED_BY,
     LABEL_OWNER_UID,
     OPERATOR_NAMESPACE,
@@ -39,8 +39,6 @@ READINESS_PORT_NAME: Final = "readiness"
 _DIGEST_PREFIX: Final = "l-"
 
 SUFFIX: Final = "-envoy"
-ANNOTATION_REVISION: Final = f"{GROUP}/revision"
-"""On Pods: of which revision they are (``envoy.files``)."""
 DEFAULT_CONCURRENCY: Final = 2
 """Envoy's worker threads without a CPU limit. Envoy's own default is one for every core of the node."""
 MAX_CONCURRENCY: Final = 256

@@ -27,7 +27,7 @@ says which version it has loaded.
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
 
@@ -52,6 +52,9 @@ _LISTENER: Final = _API + "listener.v3.Listener"
 _CLUSTER: Final = _API + "cluster.v3.Cluster"
 _ROUTES: Final = _API + "route.v3.RouteConfiguration"
 
+_VERSION: Final = re.compile(r'"version_info": ?"([^"\\]*)"')
+"""Inside a string of a spec the quotes are escaped, so it can't look like this."""
+
 _FILE_NAME: Final = re.compile(r"envoy\.json|(envoy|lds)-[0-9a-f]{16}\.json|rds-.+\.json|cds\.json")
 """Every name that a file has or had; ``envoy.json`` is the whole configuration of older versions of the operator."""
 
@@ -60,17 +63,54 @@ _FILE_NAME: Final = re.compile(r"envoy\.json|(envoy|lds)-[0-9a-f]{16}\.json|rds-
 class Files:
     """The files of one proxy by their names, with what tells which of them an Envoy has loaded.
 
-    ``versions`` has the version of each resource file by the prefix of Envoy's statistics about it.
+    ``versions`` has the version of each resource file by the prefix of Envoy's statistics about it, and ``names`` its
+    name by the same.
     """
 
     revision: str
     texts: Mapping[str, str]
     versions: Mapping[str, str]
+    names: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """What tells these files from others."""
+        return text_hash(_json([self.revision, sorted(self.versions.items())]))
 
     @property
     def bootstrap_file(self) -> str:
         """The file that Envoy is started with."""
         return _bootstrap_file(self.revision)
+
+
+def version_of(text: str) -> str:
+    """The version that a resource file carries, empty where it carries none."""
+    found = _VERSION.findall(text)
+    return found[-1] if found else ""
+
+
+def clusters_of(text: str) -> dict[str, Message] | None:
+    """The clusters in the text of ``CLUSTERS_FILE`` by name; ``None`` where it is no such text."""
+    try:
+        return {each["name"]: each for each in json.loads(text)["resources"]}
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def with_texts(files: Files, texts: Mapping[str, str]) -> Files:
+    """``files`` with other texts of resource files that they have, and the versions that these carry."""
+    stats = {name: stat for stat, name in files.names.items()}
+    replaced = {name: text for name, text in texts.items() if name in stats}
+    versions = {stats[name]: version_of(text) for name, text in replaced.items()}
+    return replace(files, texts={**files.texts, **replaced}, versions={**files.versions, **versions})
+
+
+def with_clusters(files: Files, clusters: Mapping[str, Message]) -> Files:
+    """``files`` with these clusters in place of their own."""
+    resources = [clusters[name] for name in sorted(clusters)]
+    version = internal.VERSION_PREFIX + text_hash(_json(resources))
+    text = _json({"resources": resources, "version_info": version}) + "\n"
+    return with_texts(files, {CLUSTERS_FILE: text})
 
 
 def is_file(name: str) -> bool:
@@ -106,7 +146,8 @@ def rendered(spec: EnvoyProxySpec) -> Files:
     size_bytes = sum(map(len, texts.values()))
     if size_bytes > MAX_BYTES:
         raise _too_large(size_bytes)
-    return Files(revision, texts, {stat: versions[name] for name, (stat, _) in resources.items()})
+    names = {stat: name for name, (stat, _) in resources.items()}
+    return Files(revision, texts, {stat: versions[name] for stat, name in names.items()}, names)
 
 
 def text_hash(text: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from operator_app.api.kinds import (
     ANNOTATION_INSTALLATION,
+    ANNOTATION_REVISION,
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -22,7 +23,7 @@ from operator_app.api.kinds import (
     Kind,
     Object,
 )
-from operator_app.desired import ANNOTATION_REVISION, child_key
+from operator_app.desired import child_key
 from operator_app.envoy.files import CLUSTERS_FILE
 from operator_app.ssa.comanagers import has_stale_managers
 from tests.e2e.controlplane import AuditLog
@@ -144,7 +145,7 @@ DRIFTS: Final = (
         json_patch("replace", f"/spec/template/metadata/labels/{label_path(LABEL_MANAGED_BY)}", "somebody"),
     ),
     Drift(
-        "configuration hash",
+        "revision",
         DEPLOYMENT,
         {"spec": {"template": {"metadata": {"annotations": {ANNOTATION_REVISION: "0" * 16}}}}},
     ),
