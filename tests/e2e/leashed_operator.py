@@ -1,7 +1,7 @@
 """The operator as a child process that ends with its parent: ``python -m tests.e2e.leashed_operator run ...``.
 
-For the demo and ``make dev``, which people may end in any way: no operator that they started may then go on writing to
-a cluster.
+For tests, the demo and ``make dev``, which people may end in any way: no operator that they started may then go on
+writing to a cluster.
 """
 
 import os
