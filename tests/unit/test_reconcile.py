@@ -446,6 +446,28 @@ async def test_a_proxy_that_has_moved_on_is_read_again(tmp_path: Path) -> None:
     assert isinstance(verdict.failure, ConflictError)
 
 
+async def test_a_conflict_makes_known_what_is_gone_and_learns_nobody_elses_object(tmp_path: Path) -> None:
+    """Another incarnation or a stranger under a name ends what is known there, and takes no place in the store."""
+    proxy = proxy_of_team()
+    reborn = proxy_of_team(uid="reborn-uid", resourceVersion="40")
+    newer = child(SERVICE, proxy)
+    newer["metadata"]["resourceVersion"] = "21"
+    stored_children = {CONFIG_MAP: strangers(CONFIG_MAP), DEPLOYMENT: child(DEPLOYMENT, proxy), SERVICE: newer}
+    api = ScriptedApi(
+        ("apply EnvoyProxy", CONFLICT),
+        ("get EnvoyProxy", ok(reborn)),
+        *((f"get {kind}", ok(live)) for kind, live in stored_children.items()),
+    )
+    known = [each for each in family(proxy) if each[0] != PROXY_REGISTRATION]
+    async with reconciling(api, tmp_path, *known) as own:
+        verdict = await own.reconciler.reconcile(KEY)
+        assert isinstance(verdict.failure, ConflictError)
+        assert own.store.get(ENVOY_PROXY, KEY) is None
+        assert own.store.get(CONFIG_MAP, Key("team-a", "checkout-envoy")) is None
+        assert own.store.version(SERVICE, Key("team-a", "checkout-envoy")) == 21
+        assert own.store.version(DEPLOYMENT, Key("team-a", "checkout-envoy")) == 20
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [({"replicas": -1}, "spec.replicas"), ({"backends": []}, "spec.backends")],
