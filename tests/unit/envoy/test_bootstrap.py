@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operator_app.api.models import ADMIN_PORT, EnvoyProxySpec, Listener, Route, RouteMatch
+from operator_app.api.models import ADMIN_PORT, EnvoyProxySpec, Listener
+from operator_app.api.routes import Route, RouteMatch
 from operator_app.envoy import bootstrap
 from operator_app.envoy.listeners import virtual_hosts_bytes
 from operator_app.errors import TerminalError
