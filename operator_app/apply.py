@@ -19,12 +19,15 @@ Guarantees
 * *No hot loop.* An apply that the API server refuses, or after which the same differences remain, is counted, logged
   once, and not sent again until the declaration or the object changes. What another writer keeps taking, a field or the
   whole object, is taken back at once a few times and then ever more slowly (``ssa.contention``).
+* *No write is built on a guess.* A write whose fate is unknown (a 5xx, a timeout, a lost connection, a cancellation) is
+  followed by a live read: the store may never learn of it, if its event is lost as well.
 * *No write without a reason.* Each result says which fields were written and who had them (``ssa.changes``).
 
 What does not belong here: what the objects contain (``desired``), and when to try again (``controller.workqueue``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -41,7 +44,15 @@ from operator_app.api.kinds import (
     Object,
     key_of,
 )
-from operator_app.errors import REFUSED_BY_POLICY, ConflictError, InvalidError, PolicyError
+from operator_app.errors import (
+    REFUSED_BY_POLICY,
+    ConflictError,
+    FencedError,
+    InvalidError,
+    PolicyError,
+    TerminalError,
+    ThrottledError,
+)
 from operator_app.kube.client import Cluster
 from operator_app.kube.preconditions import identity, pinned_uid, pinned_version
 from operator_app.kube.store import Store
@@ -233,20 +244,34 @@ class Applier:
         self._mono = mono
         self._rejected: dict[tuple[Kind, Key], _RejectedApply] = {}
         self._unwatched: set[tuple[Kind, Key]] = set()
+        self._of_unknown_fate: set[tuple[Kind, Key]] = set()
 
     async def plan(self, kind: Kind, desired: Object, check: OwnershipCheck, *, ask_server: bool = True) -> Plan:
         """Decide what one object needs. Writes nothing, and reads live only what the store does not know.
 
         Without ``ask_server`` only a name is read under which a create met an object: the create is atomic, so it needs
-        no read before it, but one that is refused again and again would be worse than a read.
+        no read before it, but one that is refused again and again would be worse than a read. An object that the latest
+        write may or may not have reached is read in any case.
         """
         key = key_of(desired)
+        if (kind, key) in self._of_unknown_fate:
+            live = await self._read(kind, key, check)
+            self._of_unknown_fate.discard((kind, key))
+            return plan(kind, desired, live, check)
         live = self._store.get(kind, key)
         if live is None and (ask_server or (kind, key) in self._unwatched):
             live = await self._cluster.get(kind, key)
             if live is None:
                 self._unwatched.discard((kind, key))
         return plan(kind, desired, live, check)
+
+    async def _read(self, kind: Kind, key: Key, check: OwnershipCheck) -> Object | None:
+        """The object as stored now. The store does not learn a foreign one, of which no watch tells."""
+        with self._store.reading(kind, key) as reading:
+            live = await self._cluster.get(kind, key)
+            if live is None or check.ownership(live) is Ownership.OURS:
+                reading.learn(live)
+        return live
 
     async def execute(self, plan: Plan, check: OwnershipCheck) -> Result:
         """Carry out ``plan`` by at most one successful apply.
@@ -304,13 +329,26 @@ class Applier:
         if pause_s > 0:
             return self._paused(plan, pause_s)
         try:
-            if plan.live is None:
-                return await self._create(plan, check)
-            return await self._repair(plan, plan.live, check)
+            with self._fate_of(plan):
+                if plan.live is None:
+                    return await self._create(plan, check)
+                return await self._repair(plan, plan.live, check)
         except (InvalidError, PolicyError) as error:
             # A rival that changes the object each time would make every refused apply look like a new one.
             self._count(plan, check)
             return self._reject(plan, plan.live, plan.differences, _refused(error, plan))
+
+    @contextmanager
+    def _fate_of(self, plan: Plan) -> Generator[None]:
+        """Remember, until it is read, an object whose write was neither answered nor certainly refused."""
+        written = (plan.kind, plan.key)
+        self._of_unknown_fate.add(written)
+        try:
+            yield
+        except (ConflictError, ThrottledError, FencedError, TerminalError):
+            self._of_unknown_fate.discard(written)
+            raise
+        self._of_unknown_fate.discard(written)
 
     def _reject(
         self,
@@ -354,8 +392,12 @@ class Applier:
         )
 
     def reset_rejected(self) -> None:
-        """Allow refused applies again, and those that did not hold: the cause may lie outside of what is watched."""
+        """Allow refused applies again, and those that did not hold: the cause may lie outside of what is watched.
+
+        The resync that calls this has compared every object with a list, so no fate is unknown any more.
+        """
         self._rejected.clear()
+        self._of_unknown_fate.clear()
 
     async def delete(self, kind: Kind, live: Object, *, at_this_version: bool = False) -> bool:
         """Delete exactly the object that was examined. Returns whether it was there.

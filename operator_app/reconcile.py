@@ -187,11 +187,19 @@ class Reconciler:
 
         def declared() -> tuple[EnvoyProxySpec, Mapping[Kind, Object]]:
             spec = parse_spec(proxy)
-            return spec, children(proxy, spec, default_image=self._default_image, installation=self._installation)
+            return spec, children(
+                proxy, spec, default_image=self._default_image, installation=self._installation, live=live
+            )
+
+        live = self._live_children(proxy)
 
         if len(msgspec.json.encode(proxy.get("spec"))) <= LARGE_SPEC_BYTES:
             return declared()
         return await anyio.to_thread.run_sync(declared, limiter=self._large_specs)
+
+    def _live_children(self, proxy: Object) -> dict[Kind, Object | None]:
+        """The children of ``proxy`` as the store knows them."""
+        return {kind: self._store.get(kind, child_key(key_of(proxy))) for kind in CHILD_KINDS}
 
     async def _take_steps(
         self, proxy: Object, spec: EnvoyProxySpec, desired: Mapping[Kind, Object], *, is_resync: bool

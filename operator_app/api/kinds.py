@@ -26,6 +26,11 @@ ANNOTATION_INSTALLATION: Final = f"{GROUP}/installation"
 ANNOTATION_ADOPTABLE_BY: Final = f"{GROUP}/adoptable-by"
 """On an object without a controller: the name of the EnvoyProxy that may adopt it."""
 
+ANNOTATION_REVISION: Final = f"{GROUP}/revision"
+"""On a Pod: which revision of the files that can't be reloaded it was started with."""
+ANNOTATION_CONFIGURATION: Final = f"{GROUP}/configuration"
+"""On a Pod: the digest of the files that its kubelet was last made to fetch."""
+
 
 class Key(NamedTuple):
     """Address of one object among those of its kind; ``namespace`` is empty for cluster-scoped kinds."""
@@ -67,6 +72,7 @@ HORIZONTAL_POD_AUTOSCALER: Final = Kind("autoscaling", "v2", "HorizontalPodAutos
 NETWORK_POLICY: Final = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 EVENT: Final = Kind("events.k8s.io", "v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+POD: Final = Kind("", "v1", "Pod", "pods")
 NAMESPACE: Final = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
 
 CHILD_KINDS: Final = (CONFIG_MAP, DEPLOYMENT, SERVICE)

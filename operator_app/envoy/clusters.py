@@ -35,12 +35,12 @@ def cluster_name(backend: str) -> str:
     return f"backend/{backend}"
 
 
-def cluster(backend: Backend) -> Message:
-    """The cluster that balances over the endpoints of ``backend``.
+def cluster(backend: Backend, name: str | None = None) -> Message:
+    """The cluster that balances over the endpoints of ``backend``, under another ``name`` than its own if one is given.
 
     STATIC if every endpoint is an IP address, else a DNS cluster, whose names Envoy resolves again while it runs.
     """
-    name = cluster_name(backend.name)
+    name = name or cluster_name(backend.name)
     message: Message = {
         "name": name,
         "connect_timeout": f"{duration_s(backend.connect_timeout):g}s",

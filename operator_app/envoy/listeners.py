@@ -2,80 +2,57 @@
 
 from typing import Final
 
-from operator_app.api.models import READINESS_PORT, Listener, Protocol
-from operator_app.api.routes import Route
+from operator_app.api.models import Listener, Protocol
 from operator_app.envoy import routes
-from operator_app.envoy.clusters import cluster_name
-from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension, http_connection_manager, router
-
-READINESS_PATH: Final = "/ready"
-"""Answered with 200 once Envoy serves, and with 503 from the start of the drain."""
-
-MAX_READINESS_CONNECTIONS: Final = 128
-"""Bound on connections to the readiness listener.
-
-The bound of the whole proxy does not apply to it, so a proxy at that bound still answers its readiness probe.
-"""
+from operator_app.envoy.messages import (
+    Message,
+    extension,
+    http_connection_manager,
+    mounted_file,
+    tcp_listener,
+)
 
 
-def readiness_listener() -> Message:
-    """The listener that answers ``GET READINESS_PATH``, and every other request with 404."""
-    answer = extension(
-        "envoy.filters.http.health_check",
-        "filters.http.health_check.v3.HealthCheck",
-        pass_through_mode=False,
-        headers=[
-            {"name": ":method", "string_match": {"exact": "GET"}},
-            {"name": ":path", "string_match": {"exact": READINESS_PATH}},
-        ],
-    )
-    limit = extension(
-        "envoy.filters.network.connection_limit",
-        "filters.network.connection_limit.v3.ConnectionLimit",
-        stat_prefix="internal/readiness",
-        max_connections=MAX_READINESS_CONNECTIONS,
-    )
-    serve = http_connection_manager(
-        stat_prefix="internal/readiness",
-        # HTTP/1 serves one request at a time on a connection, and a connection is closed after a minute.
-        codec_type="HTTP1",
-        common_http_protocol_options={"idle_timeout": "10s", "max_connection_duration": "60s"},
-        request_headers_timeout="2s",
-        max_request_headers_kb=8,
-        # There is no virtual host and so no route: what the filter does not answer gets 404.
-        route_config={"name": "internal/readiness"},
-        http_filters=[answer, router()],
-    )
-    return _tcp_listener("internal/readiness", READINESS_PORT, [limit, serve]) | {"ignore_global_conn_limit": True}
+def listener_name(declared: Listener) -> str:
+    """The name of the Envoy listener of a ``declared`` listener, of its routes, and of its cluster if it is TCP."""
+    return f"listener/{declared.name}"
+
+
+def routes_file(declared: Listener) -> str:
+    """The name of the file with the routes of a ``declared`` HTTP listener."""
+    return f"rds-{declared.name}.json"
 
 
 def listener(declared: Listener) -> Message:
-    """The Envoy listener for a ``declared`` listener of the spec, bound to its container port on every IPv4 address."""
-    name = f"listener/{declared.name}"
-    serve = _http_filter(name, declared.routes) if declared.protocol is Protocol.HTTP else _tcp_filter(name, declared)
-    return _tcp_listener(name, declared.container_port, [serve])
+    """The Envoy listener for a ``declared`` listener of the spec, bound to its container port on every IPv4 address.
+
+    It depends on no route: an HTTP listener reads its routes from ``routes_file``, a TCP listener has a cluster of its
+    own. Envoy replaces a listener that has changed, and with it the connections, but not one whose routes have.
+    """
+    name = listener_name(declared)
+    serve = _http_filter(name, declared) if declared.protocol is Protocol.HTTP else _tcp_filter(name)
+    return tcp_listener(name, declared.container_port, [serve])
 
 
-def _tcp_listener(name: str, port: int, filters: list[Message]) -> Message:
-    return {
-        "name": name,
-        "address": address("0.0.0.0", port),  # noqa: S104  (the Pod's address is unknown at this time)
-        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
-        "filter_chains": [{"filters": filters}],
-    }
+def route_configuration(declared: Listener) -> Message:
+    """The routes of a ``declared`` HTTP listener, which Envoy reloads without touching a connection.
+
+    A route to a cluster that does not exist (yet) is valid and answers 503.
+    """
+    return {"name": listener_name(declared), "virtual_hosts": routes.virtual_hosts(declared.routes)}
 
 
-def _tcp_filter(name: str, listener: Listener) -> Message:
+def _tcp_filter(name: str) -> Message:
     return extension(
         "envoy.filters.network.tcp_proxy",
         "filters.network.tcp_proxy.v3.TcpProxy",
         stat_prefix=name,
-        cluster=cluster_name(listener.routes[0].backend or ""),
+        cluster=name,
         access_log=[_access_log(_CONNECTION_FIELDS)],
     )
 
 
-def _http_filter(name: str, declared: tuple[Route, ...]) -> Message:
+def _http_filter(name: str, declared: Listener) -> Message:
     return http_connection_manager(
         stat_prefix=name,
         # The TCP peer is taken for the client; X-Forwarded-For of a request is not trusted.
@@ -101,7 +78,7 @@ def _http_filter(name: str, declared: tuple[Route, ...]) -> Message:
         # The only bound on the time of a request that declares none: five minutes without a byte in either direction.
         stream_idle_timeout="300s",
         upgrade_configs=[{"upgrade_type": "websocket"}],
-        route_config={"name": name, "virtual_hosts": routes.virtual_hosts(declared)},
+        rds={"route_config_name": name, "config_source": mounted_file(routes_file(declared))},
         http_filters=routes.filters(),
         access_log=[_access_log(_REQUEST_FIELDS)],
     )

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
+from operator_app.api.kinds import CHILD_KINDS, DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
+from operator_app.desired import child_key
 from operator_app.ssa.fields import differences
 from tests.e2e.components import components
 from tests.e2e.controlplane import Cluster as ControlPlane
@@ -202,8 +203,9 @@ def test_every_change_of_the_spec_is_stored_as_declared(
         spec = a_proxy(namespace, **SPECS[name])["spec"]
         admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": spec}], patch_type="json")
         proxy = wait_reconciled(admin, key)
-        for kind, declared in declared_children(proxy).items():
-            stored = admin.get(kind, key_of(declared))
+        live = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
+        for kind, declared in declared_children(proxy, live).items():
+            stored = live[kind]
             assert differences(declared, stored) == (), name
             if kind == SERVICE:
                 ports = [(each["name"], each["port"], each["targetPort"]) for each in stored["spec"]["ports"]]
