@@ -248,7 +248,7 @@ async def test_the_first_writes_are_under_way_at_the_same_time(tmp_path: Path) -
         ("apply EnvoyProxy/status", stored_status(finalized_proxy())),
     )
     async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             assert await own.reconciler.reconcile(KEY) == DONE
 
 
