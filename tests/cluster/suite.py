@@ -1,24 +1,17 @@
-"""The end-to-end suite as a process of its own, on a cluster that it is given by ``E2E_KUBECONFIG``.
-
-``python -m tests.cluster.suite ARGUMENTS…`` is pytest that ends when whoever started it has ended, however.
-"""
+"""The end-to-end suite as a process of its own, on a cluster that it is given by ``E2E_KUBECONFIG``."""
 
 import os
 import subprocess
 import sys
-import threading
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from operator_app.api.kinds import DEPLOYMENT
 from tests.cluster.installed import OPERATOR, Installed
 from tests.e2e.controlplane import Report
 from tests.e2e.kube import wait_until
-from tests.e2e.leashed_operator import terminate_after
 from tests.paths import ROOT
 
 GONE_TIMEOUT_S: Final = 60.0
@@ -55,7 +48,13 @@ class Suite:
         self._started_mono = time.monotonic()
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *arguments, *os.environ.get(ARGUMENTS_VARIABLE, "").split()],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.cluster.leashed_pytest",
+                    *arguments,
+                    *os.environ.get(ARGUMENTS_VARIABLE, "").split(),
+                ],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -87,8 +86,3 @@ class Suite:
     def _summary(self) -> str:
         lines = self.output.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
         return lines[-1].strip("= ")
-
-
-if __name__ == "__main__":
-    threading.Thread(target=terminate_after, args=(os.getppid(),), daemon=True).start()
-    sys.exit(pytest.main(sys.argv[1:]))

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,15 @@ def container(buildah: Buildah, image: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def root(buildah: Buildah, container: str) -> Path:
-    """The files of the image."""
-    return Path(buildah("mount", container).stdout.strip())
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the image, unpacked."""
+    directory = tmp_path_factory.mktemp("root")
+    with tarfile.open(operator_archive(print)) as image:
+        (manifest,) = json.load(image.extractfile("manifest.json"))  # type: ignore[arg-type]  # it is a file
+        for layer in manifest["Layers"]:
+            with tarfile.open(fileobj=image.extractfile(layer)) as files:
+                files.extractall(directory, filter="tar")
+    return directory
 
 
 def python(buildah: Buildah, container: str, program: str) -> str:

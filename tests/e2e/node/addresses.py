@@ -50,6 +50,11 @@ class Member:
         return Path(f"/var/lib/kubelet{self.suffix}")
 
     @property
+    def containerd_directory(self) -> Path:
+        """What its containerd keeps."""
+        return Path(f"/var/lib/containerd{self.suffix}")
+
+    @property
     def containerd_run(self) -> Path:
         """Sockets and state of its containerd."""
         return Path(f"/run/containerd{self.suffix}")

@@ -153,7 +153,7 @@ def containerd_configuration(files: Files) -> str:
     """Version 3."""
     return f"""\
 version = 3
-root = "/var/lib/containerd{files.member.suffix}"
+root = "{files.member.containerd_directory}"
 state = "{files.member.containerd_run}"
 
 [grpc]

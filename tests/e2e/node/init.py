@@ -39,6 +39,11 @@ def main() -> int:
         _run(*command.split())
     for member in plan.members:
         _run("ip", "address", "add", f"{member.address}/32", "dev", "node0")
+        # Each on a file system of its own: containerd mounts parts of its own for a moment, and a kubelet that takes
+        # one of these for the mount point of its directory, on the same device, ends when that is gone.
+        for own in (member.kubelet_directory, member.containerd_directory):
+            own.mkdir()
+            _run("mount", "-t", "tmpfs", "-o", "mode=755", "node", str(own))
     IP_FORWARD.write_text("1")
     print("network", flush=True)
     programs = _started(plan)
