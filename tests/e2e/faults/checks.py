@@ -124,6 +124,21 @@ def write_problems(writes: Iterable[AuditEntry], *, names: frozenset[str], may_r
         versions[each.resource, each.name] = each.resource_version
 
 
+def _reason_problems(
+    conditions: Mapping[str, Object], wanted: int, *, is_available: bool, is_ready: bool, has_stranger: bool
+) -> Iterator[str]:
+    """Conditions with another reason than follows from the numbers: such a status is about to be written once more."""
+    available = "NotEnoughReady" if not is_available else "ScaledToZero" if wanted == 0 else "EnoughReady"
+    reasons = {"Reconciled": "Verified", "Registered": "Confirmed", "Available": available}
+    if has_stranger:
+        reasons |= dict.fromkeys(("Reconciled", "Registered", "Ready"), "NameConflict")
+    else:
+        reasons["Ready"] = "Ready" if is_ready else "RollingOut" if is_available else available
+    found = {name: conditions[name]["reason"] for name in reasons if name in conditions}
+    if found != reasons:
+        yield f"status has the reasons {found}, expected are {reasons}"
+
+
 def is_release(write: AuditEntry) -> bool:
     """Whether a write removes our finalizer; where that deletes the proxy, the response has the version before it."""
     metadata = (write.request or {}).get("metadata", {})
@@ -194,6 +209,9 @@ def _status_problems(proxy: Object, deployment: Object, *, has_stranger: bool) -
     found = {name: each["status"] == "True" for name, each in conditions.items() if name != "Contended"}
     if found != expected:
         yield f"status has {found}, expected is {expected}"
+    yield from _reason_problems(
+        conditions, wanted, is_available=is_available, is_ready=is_ready, has_stranger=has_stranger
+    )
     if status.get("observedGeneration") != generation or any(
         each["observedGeneration"] != generation for each in conditions.values()
     ):
