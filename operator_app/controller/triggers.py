@@ -114,10 +114,14 @@ class Triggers:
             await turns.end_if_due()
 
     def _enqueue_unknown(self, key: Key) -> None:
-        """Enqueue a proxy of which it is unknown whether anything is wrong."""
+        """Enqueue a proxy of which it is unknown whether anything is wrong.
+
+        What changed while nobody watched is a drift like any other: after a start that the API server throttled it does
+        not wait as long as a resync, of which nobody expects anything.
+        """
         if self._can_enqueue(key):
             is_urgent = _is_unserved(self._store.get(ENVOY_PROXY, key))
-            self.enqueue(key, Priority.USER if is_urgent else Priority.RESYNC)
+            self.enqueue(key, Priority.USER if is_urgent else Priority.REPAIR)
 
     def enqueue(self, key: Key, priority: Priority) -> bool:
         """Enqueue a proxy if its namespace is synced and this replica holds its shard. Returns whether it did."""

@@ -153,9 +153,9 @@ async def test_an_acquired_shard_enqueues_its_proxies_and_what_records_still_nam
     world.enqueued.clear()
     await world.triggers.enqueue_shard(0)
     assert sorted((key.name, priority) for key, _, priority in world.enqueued) == [
-        ("gone", Priority.RESYNC),
+        ("gone", Priority.REPAIR),
         ("new", Priority.USER),
-        ("web", Priority.RESYNC),
+        ("web", Priority.REPAIR),
     ]
 
 
