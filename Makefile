@@ -11,8 +11,9 @@ unexport KUBECONFIG
 
 PYTHON ?= python3
 ARGS ?=
-# Proxies of bench-scale.
+# Proxies of bench-scale, and histories of `make histories`.
 N ?= 1000
+EXAMPLES ?= 50
 # Test files go to this many processes; each that holds an e2e test starts a control plane of its own (0.7 GB).
 WORKERS ?= 2
 IMAGE ?= operator-app:dev
@@ -93,6 +94,11 @@ e2e: $(STAMP) ## End-to-end tests on a real API server; ARGS="-k drift -x" goes 
 .PHONY: test
 test: $(STAMP) ## Unit and end-to-end tests in one run
 	@$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit tests/e2e $(ARGS)
+
+.PHONY: histories
+histories: $(STAMP) ## EXAMPLES=50 random histories of users, other writers, policies and crashes; shrinks what fails
+	@STATE_MACHINE_EXAMPLES=$(EXAMPLES) FOREIGN_EXAMPLES=$(EXAMPLES) $(PYTEST) \
+	  tests/e2e/apply/test_state_machine.py tests/e2e/apply/test_foreign_bytes.py $(ARGS)
 
 .PHONY: faults
 faults: $(STAMP) ## Every fault at every point, a quarter of an hour; writes docs/reliability.md
