@@ -27,6 +27,7 @@ from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     OPERATOR_NAMESPACE,
+    POD,
     SERVICE,
     Key,
     Kind,
@@ -42,6 +43,7 @@ from operator_app.finalizer import Finalizer, has_finalizer
 from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
+from operator_app.pods import trouble
 from operator_app.registration.registrar import Registrar
 from operator_app.registration.registry import Port, Record, Registration
 from operator_app.registration.withdrawal import State
@@ -386,6 +388,7 @@ class Reconciler:
             address=next(iter(_addresses(proxy, steps.results[SERVICE].live)), None),
             problems=tuple(steps.problems),
             contentions=known,
+            pods=trouble(self._store.indexed(POD, proxy["metadata"]["uid"])),
         )
 
     async def _prune(self, steps: "_Steps", wanted: Mapping[Kind, Object]) -> None:
