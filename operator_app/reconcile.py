@@ -27,6 +27,7 @@ from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     OPERATOR_NAMESPACE,
+    OPTIONAL_CHILD_KINDS,
     POD,
     SERVICE,
     Key,
@@ -392,8 +393,11 @@ class Reconciler:
         )
 
     async def _prune(self, steps: "_Steps", wanted: Mapping[Kind, Object]) -> None:
-        """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer."""
-        for kind in ALL_CHILD_KINDS:
+        """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer.
+
+        The other kinds are declared by every proxy, and go with it: the operator has no right to delete any of them.
+        """
+        for kind in OPTIONAL_CHILD_KINDS:
             for live in self._store.indexed(kind, steps.proxy["metadata"]["uid"]):
                 is_wanted = kind in wanted and key_of(live) == key_of(wanted[kind])
                 if is_wanted or not fields_of(live) or "deletionTimestamp" in live["metadata"]:
