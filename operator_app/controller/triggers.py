@@ -16,6 +16,7 @@ from operator_app.api.kinds import (
     HOSTNAME_CLAIM,
     LABEL_TENANT,
     NAMESPACE,
+    POD,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -29,6 +30,7 @@ from operator_app.kube.deltas import Deleted, Delta, Listed
 from operator_app.kube.fencing import FencingToken
 from operator_app.kube.store import Store
 from operator_app.kube.turns import Turns
+from operator_app.pods import proxy_of_pod
 from operator_app.registration.ledger import proxy_of
 
 log = structlog.get_logger(__name__)
@@ -156,7 +158,7 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
         return proxy_of(obj)
     if kind == NAMESPACE:
         return None
-    return proxy_key(key_of(obj))
+    return proxy_of_pod(obj) if kind == POD else proxy_key(key_of(obj))
 
 
 def priority_of(delta: Delta, obj: Object) -> Priority:

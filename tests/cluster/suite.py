@@ -38,7 +38,7 @@ class Suite:
         wait_until(lambda: not self.cluster.pods(), GONE_TIMEOUT_S, "the end of the operator's Pods")
         given = {
             "E2E_KUBECONFIG": str(self.cluster.kubeconfig),
-            "E2E_AUDIT_LOG": str(self.cluster.log or ""),
+            "E2E_AUDIT_LOG": str(self.cluster.log),
         }
         if self.cluster.nodes.local is not None:
             given["E2E_NETWORK"] = str(self.cluster.nodes.local.network)

@@ -10,8 +10,10 @@ from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     HOSTNAME_CLAIM,
+    LABEL_INSTANCE,
     LABEL_TENANT,
     NAMESPACE,
+    POD,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -100,6 +102,15 @@ def test_a_child_enqueues_the_proxy_of_its_name(world: World, kind: Kind) -> Non
     """By its name, so that it works without an owner reference; other objects enqueue nothing."""
     assert world.change(kind, named(child_key(WEB))) == [(WEB, "team-a", Priority.REPAIR)]
     assert world.change(kind, named(Key("team-a", "unrelated"))) == []
+
+
+def test_a_pod_enqueues_the_proxy_of_its_labels(world: World) -> None:
+    """A Pod's name is the Deployment's to choose; one without the label belongs to no proxy."""
+    pod = named(Key("team-a", "web-envoy-5d8f")) | {"spec": {"containers": []}}
+    assert world.change(POD, pod) == []
+    labelled = named(Key("team-a", "web-envoy-77c9")) | {"spec": {"containers": []}}
+    labelled["metadata"]["labels"] = {LABEL_INSTANCE: "web"}
+    assert world.change(POD, labelled) == [(WEB, "team-a", Priority.REPAIR)]
 
 
 def test_a_claim_enqueues_its_proxy_and_all_that_declare_its_hostname(world: World) -> None:
