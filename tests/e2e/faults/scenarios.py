@@ -94,7 +94,7 @@ _EVERYTHING_TWICE: Final = {kind.kind: 2 for kind in (ENVOY_PROXY, *CHILD_KINDS,
 _RIVAL_EDITS: Final = (
     (SERVICE, [{"op": "replace", "path": "/spec/selector", "value": {"app": "rival"}}]),
     (DEPLOYMENT, [{"op": "replace", "path": "/spec/template/spec/terminationGracePeriodSeconds", "value": 1}]),
-    (CONFIG_MAP, [{"op": "remove", "path": "/data/cds.json"}]),
+    (CONFIG_MAP, [{"op": "remove", "path": f"/data/{CLUSTERS_FILE}"}]),
 )
 """Each takes another field, so that no repair has to wait for the one before it."""
 
