@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.controlplane import BuildError, ControlPlane, StartError, ToolchainError
+from tests.e2e.faults import outside
 from tests.e2e.faults.campaign import Campaign, Run
 from tests.e2e.faults.catalogue import everything
 from tests.e2e.faults.conduct import conduct
 from tests.e2e.faults.report import counts, page, unreached
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.kube import Kube
+from tests.e2e.powerdns.install import NotInstalledError
 from tests.e2e.shipped import CRDS, operator_identity
 from tests.paths import ROOT
 
@@ -45,8 +47,8 @@ def main() -> int:
     is_good = False
     try:
         runs, complaints = _experiment(directory, report)
-        is_good = _reported(runs, complaints, report)
-    except (BuildError, StartError, ToolchainError) as error:
+        is_good = _reported(runs, outside.everything(directory, report), complaints, report)
+    except (BuildError, StartError, ToolchainError, NotInstalledError) as error:
         print(f"faults: {error}", file=sys.stderr)
     finally:
         if is_good or not any(directory.iterdir()):
@@ -67,9 +69,14 @@ def _experiment(directory: Path, report: Report) -> tuple[list[Run], list[str]]:
             return runs, campaign.complaints
 
 
-def _reported(runs: Sequence[Run], complaints: Sequence[str], report: Report) -> bool:
+def _reported(
+    runs: Sequence[Run], calls: Sequence[outside.OutsideRun], complaints: Sequence[str], report: Report
+) -> bool:
     """Write the page and report what went wrong; returns whether nothing did."""
-    PAGE.write_text(page(runs, quiet_s=QUIET_S, resync_interval_s=RESYNC_INTERVAL_S), encoding="utf-8")
+    PAGE.write_text(page(runs, calls, quiet_s=QUIET_S, resync_interval_s=RESYNC_INTERVAL_S), encoding="utf-8")
+    for call in calls:
+        if call.problems:
+            report(f"FAILED: {call}: {'; '.join(call.problems)}")
     for run in runs:
         if not run.is_injected:
             report(f"not reached: {run}")
@@ -77,7 +84,7 @@ def _reported(runs: Sequence[Run], complaints: Sequence[str], report: Report) ->
             report(f"FAILED: {run}: {'; '.join(run.problems) or 'it never settled'}")
     for complaint in complaints:
         report(f"FAILED: {complaint}")
-    tried, survived = counts(runs)
+    tried, survived = counts(runs, calls)
     print(f"points tried: {tried}, survived: {survived}")
     return tried == survived and not unreached(runs) and not complaints
 

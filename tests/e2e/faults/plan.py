@@ -17,7 +17,16 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, EVENT, HOSTNAME_CLAIM, LEASE, NAMESPACE, PROXY_REGISTRATION
+from operator_app.api.kinds import (
+    CHILD_KINDS,
+    ENVOY_PROXY,
+    EVENT,
+    HOSTNAME_CLAIM,
+    HOSTNAME_POLICY,
+    LEASE,
+    NAMESPACE,
+    PROXY_REGISTRATION,
+)
 
 EVENT_VERB: Final = "event"
 """The verb of a point that is an event in a watch stream; the other verbs are those of ``operator_app.kube.client``."""
@@ -26,7 +35,16 @@ WRITES: Final = frozenset({"apply", "create", "update", "patch", "delete"})
 
 _KINDS: Final = {
     each.plural: each.kind
-    for each in (ENVOY_PROXY, PROXY_REGISTRATION, HOSTNAME_CLAIM, *CHILD_KINDS, EVENT, LEASE, NAMESPACE)
+    for each in (
+        ENVOY_PROXY,
+        PROXY_REGISTRATION,
+        HOSTNAME_CLAIM,
+        HOSTNAME_POLICY,
+        *CHILD_KINDS,
+        EVENT,
+        LEASE,
+        NAMESPACE,
+    )
 }
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from operator_app.settings import Settings
 from tests.e2e.faults.campaign import Run
 from tests.e2e.faults.catalogue import HEALED_BY_RESYNC
+from tests.e2e.faults.outside import OutsideRun, section
 from tests.e2e.faults.plan import FaultKind
 from tests.e2e.faults.scenarios import SCENARIOS
 
@@ -51,10 +52,11 @@ fails, as it does when a run did not survive.
 """
 
 
-def counts(runs: Iterable[Run]) -> tuple[int, int]:
-    """How many faults were injected, and how many of these runs survived."""
+def counts(runs: Iterable[Run], calls: Sequence[OutsideRun] = ()) -> tuple[int, int]:
+    """How many faults were injected, and how many of these runs survived; ``calls`` are those to PowerDNS."""
     injected = [run for run in runs if run.is_injected]
-    return len(injected), sum(run.has_survived for run in injected)
+    survived = sum(run.has_survived for run in injected) + sum(not call.problems for call in calls)
+    return len(injected) + len(calls), survived
 
 
 def unreached(runs: Iterable[Run]) -> list[Run]:
@@ -62,9 +64,9 @@ def unreached(runs: Iterable[Run]) -> list[Run]:
     return [run for run in runs if not run.is_injected]
 
 
-def page(runs: Sequence[Run], *, quiet_s: float, resync_interval_s: float) -> str:
+def page(runs: Sequence[Run], calls: Sequence[OutsideRun] = (), *, quiet_s: float, resync_interval_s: float) -> str:
     """The whole page. A fault that was never injected does not count as tried, and is shown as such."""
-    tried, survived = counts(runs)
+    tried, survived = counts(runs, calls)
     sections: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
         sections[_section(run)].append(run)
@@ -78,11 +80,15 @@ def page(runs: Sequence[Run], *, quiet_s: float, resync_interval_s: float) -> st
         survived=survived,
     )
     parts = [head]
-    parts.append(_table(("scenario", "points tried", "survived"), [(name, *counts(sections[name])) for name in names]))
+    rows = [(name, *counts(sections[name])) for name in names]
+    rows += [("calls to PowerDNS", *counts((), calls))] if calls else []
+    parts.append(_table(("scenario", "points tried", "survived"), rows))
     kinds = [(kind.value, *counts(run for run in runs if run.kind is kind)) for kind in FaultKind]
     parts.append(_table(("fault", "points tried", "survived"), kinds))
     for name in names:
         parts += [f"## {name[0].upper()}{name[1:]}\n", _points(sections[name])]
+    if calls:
+        parts.append("".join(section(calls)))
     return "\n".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ DOWN: Final = TransientError("DNS did not answer within 5 s")
 TIMEOUT_S: Final = 5.0
 PAUSED: Final = Problem("Paused", "it waits")
 NAMESPACE: Final = "edge-system"
+NOW: Final = datetime(2026, 7, 1, 12, tzinfo=UTC)
 
 
 class Dns:
@@ -83,7 +85,9 @@ class World:
         self.store = own.store
         self.dns = Dns(own.clock)
         self.backoff = Backoff(base_s=0.5, cap_s=60, rand=lambda: 1.0)
-        self.claims = Claims(own.applier, own.store, namespace=NAMESPACE, sink=own.store.apply_delta)
+        self.claims = Claims(
+            own.applier, own.cluster, own.store, namespace=NAMESPACE, sink=own.store.apply_delta, now=lambda: NOW
+        )
         self.ledger = Ledger(
             own.applier, own.cluster, own.store, namespace=NAMESPACE, on_write=own.on_write, sink=own.store.apply_delta
         )
