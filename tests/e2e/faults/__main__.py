@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.controlplane import BuildError, ControlPlane, StartError, ToolchainError
+from tests.e2e.faults import outside
 from tests.e2e.faults.campaign import Campaign, Run
 from tests.e2e.faults.catalogue import everything
 from tests.e2e.faults.conduct import conduct
 from tests.e2e.faults.report import counts, distinct_points, failures, page, unreached
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.kube import Kube
+from tests.e2e.powerdns.install import NotInstalledError
 from tests.e2e.shipped import CRDS, operator_identity
 from tests.paths import ROOT
 
@@ -48,8 +50,8 @@ def main() -> int:
     is_good = False
     try:
         runs, complaints = _experiment(directory, report)
-        is_good = _reported(runs, complaints, report)
-    except (BuildError, StartError, ToolchainError) as error:
+        is_good = _reported(runs, outside.everything(directory, report), complaints, report)
+    except (BuildError, StartError, ToolchainError, NotInstalledError) as error:
         print(f"faults: {error}", file=sys.stderr)
     finally:
         if is_good or not any(directory.iterdir()):
@@ -70,10 +72,13 @@ def _experiment(directory: Path, report: Report) -> tuple[list[Run], list[str]]:
             return runs, campaign.complaints
 
 
-def _reported(runs: Sequence[Run], complaints: Sequence[str], report: Report) -> bool:
+def _reported(
+    runs: Sequence[Run], calls: Sequence[outside.OutsideRun], complaints: Sequence[str], report: Report
+) -> bool:
     """Write the page and report what went wrong; returns whether nothing did."""
     text = page(
         runs,
+        calls,
         complaints,
         quiet_s=QUIET_S,
         resync_interval_s=RESYNC_INTERVAL_S,
@@ -83,9 +88,9 @@ def _reported(runs: Sequence[Run], complaints: Sequence[str], report: Report) ->
     PAGE.write_text(text, encoding="utf-8")
     for run in unreached(runs):
         report(f"not reached: {run}")
-    for failure in failures(runs, complaints):
+    for failure in failures(runs, calls, complaints):
         report(f"FAILED: {failure}")
-    tried, survived = counts(runs)
+    tried, survived = counts(runs, calls)
     report(f"{distinct_points(runs)} points, {tried} runs with a fault at one of them")
     print(f"points tried: {tried}, survived: {survived}")
     return tried == survived and not unreached(runs) and not complaints

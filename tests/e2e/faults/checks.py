@@ -183,7 +183,7 @@ def _record_problems(proxy: Object, records: Mapping[Key, Object]) -> Iterator[s
 def _claim_problems(proxy: Object, claims: Mapping[Key, Object]) -> Iterator[str]:
     metadata, hostname = proxy["metadata"], proxy["spec"]["registration"]["hostname"]
     holder = {"namespace": metadata["namespace"], "name": NAME, "uid": metadata["uid"]}
-    wanted = {Key(OPERATOR_NAMESPACE, hostname): {"hostname": hostname, "proxy": holder}}
+    wanted = {Key("", hostname): {"hostname": hostname, "proxy": holder, "installation": OPERATOR_NAMESPACE}}
     found = {key: claim["spec"] for key, claim in claims.items()}
     if found != wanted:
         yield f"claims are {list(found.values())}, not {list(wanted.values())}"

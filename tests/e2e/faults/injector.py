@@ -13,7 +13,7 @@ from operator_app.api.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION
 from tests.e2e.faults.plan import EVENT_VERB, SECOND, Asked, Fault, FaultKind, Plan, Point
 
 _REGISTRY_KINDS = frozenset({PROXY_REGISTRATION.kind, HOSTNAME_CLAIM.kind})
-"""Kinds whose objects are in the operator's namespace and about a proxy in another one."""
+"""Kinds whose objects are not in a tenant's namespace and about a proxy in another one."""
 
 Notify = Callable[[Mapping[str, Any]], None]
 """Called with ``{"injected": id}`` for a fault, and with ``{"about": ..., "point": ...}`` for a recorded point."""

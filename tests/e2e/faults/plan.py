@@ -22,6 +22,7 @@ from operator_app.api.kinds import (
     ENVOY_PROXY,
     EVENT,
     HOSTNAME_CLAIM,
+    HOSTNAME_POLICY,
     LEASE,
     NAMESPACE,
     POD,
@@ -35,7 +36,17 @@ WRITES: Final = frozenset({"apply", "create", "update", "patch", "delete"})
 
 _KINDS: Final = {
     each.plural: each.kind
-    for each in (ENVOY_PROXY, PROXY_REGISTRATION, HOSTNAME_CLAIM, *ALL_CHILD_KINDS, EVENT, LEASE, NAMESPACE, POD)
+    for each in (
+        ENVOY_PROXY,
+        PROXY_REGISTRATION,
+        HOSTNAME_CLAIM,
+        HOSTNAME_POLICY,
+        *ALL_CHILD_KINDS,
+        EVENT,
+        LEASE,
+        NAMESPACE,
+        POD,
+    )
 }
 
 

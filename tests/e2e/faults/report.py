@@ -8,6 +8,7 @@ from operator_app.settings import Settings
 from tests.e2e.faults.campaign import BOUNDS, Run
 from tests.e2e.faults.catalogue import HEALED_BY_RESYNC
 from tests.e2e.faults.conduct import IDLE
+from tests.e2e.faults.outside import OutsideRun, section
 from tests.e2e.faults.plan import FaultKind
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.operator_process import QUICK
@@ -65,10 +66,11 @@ FLAGS: Final = (*QUICK, *BOUNDS, *IDLE, "--sweep-interval-s", "--http-port", "--
 """What an operator of the campaign is told, some of them in some runs only."""
 
 
-def counts(runs: Iterable[Run]) -> tuple[int, int]:
-    """How many faults were injected, and how many of these runs survived."""
+def counts(runs: Iterable[Run], calls: Sequence[OutsideRun] = ()) -> tuple[int, int]:
+    """How many faults were injected, and how many of these runs survived; ``calls`` are those to PowerDNS."""
     injected = [run for run in runs if run.is_injected]
-    return len(injected), sum(run.has_survived for run in injected)
+    survived = sum(run.has_survived for run in injected) + sum(not call.problems for call in calls)
+    return len(injected) + len(calls), survived
 
 
 def distinct_points(runs: Iterable[Run]) -> int:
@@ -83,6 +85,7 @@ def unreached(runs: Iterable[Run]) -> list[Run]:
 
 def page(
     runs: Sequence[Run],
+    calls: Sequence[OutsideRun] = (),
     complaints: Sequence[str] = (),
     *,
     quiet_s: float,
@@ -91,7 +94,7 @@ def page(
     machine: str = "",
 ) -> str:
     """The whole page. A fault that was never injected does not count as tried, and is shown as such."""
-    tried, survived = counts(runs)
+    tried, survived = counts(runs, calls)
     sections: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
         sections[_section(run)].append(run)
@@ -108,24 +111,30 @@ def page(
         commit=commit,
         machine=machine,
     )
-    parts = [head, *_failures(runs, complaints)]
-    parts.append(_table(("scenario", "points tried", "survived"), [(name, *counts(sections[name])) for name in names]))
+    parts = [head, *_failures(runs, calls, complaints)]
+    rows = [(name, *counts(sections[name])) for name in names]
+    rows += [("calls to PowerDNS", *counts((), calls))] if calls else []
+    parts.append(_table(("scenario", "points tried", "survived"), rows))
     kinds = [(kind.value, *counts(run for run in runs if run.kind is kind and run.then is None)) for kind in FaultKind]
     kinds.append(("two faults", *counts(run for run in runs if run.then is not None)))
     parts.append(_table(("fault", "points tried", "survived"), kinds))
     for name in names:
         parts += [f"## {name[0].upper()}{name[1:]}\n", _points(sections[name])]
+    if calls:
+        parts.append("".join(section(calls)))
     return "\n".join(parts)
 
 
-def failures(runs: Iterable[Run], complaints: Iterable[str]) -> list[str]:
+def failures(runs: Iterable[Run], calls: Iterable[OutsideRun], complaints: Iterable[str]) -> list[str]:
     """A sentence for each run that did not survive, and for whatever else went wrong."""
     failed = [run for run in runs if run.is_injected and not run.has_survived]
-    return [*(f"{run}: {'; '.join(run.problems) or 'it never settled'}" for run in failed), *complaints]
+    told = [f"{run}: {'; '.join(run.problems) or 'it never settled'}" for run in failed]
+    told += [f"{call}: {'; '.join(call.problems)}" for call in calls if call.problems]
+    return [*told, *complaints]
 
 
-def _failures(runs: Sequence[Run], complaints: Sequence[str]) -> list[str]:
-    found = failures(runs, complaints)
+def _failures(runs: Sequence[Run], calls: Sequence[OutsideRun], complaints: Sequence[str]) -> list[str]:
+    found = failures(runs, calls, complaints)
     return ["## Failures\n", "".join(f"- {each}\n" for each in found)] if found else []
 
 

@@ -13,7 +13,7 @@ from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, LEASE, Key, Obje
 from operator_app.controller.scopes import INDEXES
 from tests.e2e.controlplane import StartError
 from tests.e2e.faults import __main__ as command
-from tests.e2e.faults import checks
+from tests.e2e.faults import checks, outside
 from tests.e2e.faults.campaign import Campaign, Run, foreign_objects
 from tests.e2e.faults.catalogue import starts
 from tests.e2e.faults.injector import Injector
@@ -34,8 +34,12 @@ def a_claim(hostname: str, uid: str = "uid-1") -> Object:
     return {
         "apiVersion": HOSTNAME_CLAIM.api_version,
         "kind": HOSTNAME_CLAIM.kind,
-        "metadata": {"namespace": OPERATOR_NAMESPACE, "name": hostname, "resourceVersion": "1", "uid": hostname},
-        "spec": {"hostname": hostname, "proxy": {"namespace": TEAM, "name": NAME, "uid": uid}},
+        "metadata": {"name": hostname, "resourceVersion": "1", "uid": hostname},
+        "spec": {
+            "hostname": hostname,
+            "proxy": {"namespace": TEAM, "name": NAME, "uid": uid},
+            "installation": OPERATOR_NAMESPACE,
+        },
     }
 
 
@@ -44,7 +48,7 @@ def view_of(*claims: Object) -> View:
     proxy = fresh_proxy(TEAM)
     proxy["metadata"] |= {"uid": "uid-1", "generation": 1}
     view: View = {(ENVOY_PROXY, Key(TEAM, NAME)): proxy}
-    return view | {(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, each["metadata"]["name"])): each for each in claims}
+    return view | {(HOSTNAME_CLAIM, Key("", each["metadata"]["name"])): each for each in claims}
 
 
 def claim_problems(view: View) -> list[str]:
@@ -63,9 +67,7 @@ def test_a_claim_that_outlives_its_proxy_is_an_orphan() -> None:
     """After a deletion no claim may be left."""
     view = view_of(a_claim(HOSTNAME))
     del view[ENVOY_PROXY, Key(TEAM, NAME)]
-    assert list(checks.problems(DELETION, TEAM, view, {}, "uid-1")) == [
-        f"claim {OPERATOR_NAMESPACE}/{HOSTNAME} is an orphan"
-    ]
+    assert list(checks.problems(DELETION, TEAM, view, {}, "uid-1")) == [f"claim {HOSTNAME} is an orphan"]
 
 
 def test_requests_and_events_of_claims_are_about_the_proxy_that_they_name() -> None:
@@ -77,7 +79,7 @@ def test_requests_and_events_of_claims_are_about_the_proxy_that_they_name() -> N
     )
     injector = Injector(Plan(faults), notices.append)
     claim = a_claim(HOSTNAME)
-    address = (HOSTNAME_CLAIM.kind, "", OPERATOR_NAMESPACE, HOSTNAME)
+    address = (HOSTNAME_CLAIM.kind, "", "", HOSTNAME)
 
     injector.request(Asked("apply", *address), json.dumps(claim).encode())
     injector.event(HOSTNAME_CLAIM.kind, json.dumps({"type": "ADDED", "object": claim}).encode())
@@ -103,6 +105,7 @@ def test_a_fault_that_was_never_injected_is_no_success(
     run.settled_at = datetime(2026, 7, 2, tzinfo=UTC) if is_injected else None
     monkeypatch.setattr(command, "_experiment", lambda *_: ([run], []))
     monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(outside, "everything", lambda *_: [])
 
     assert command.main() == code
 
@@ -134,6 +137,7 @@ def test_logs_are_kept_only_after_a_failure(
 
     monkeypatch.setattr(command, "_experiment", experiment)
     monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(outside, "everything", lambda *_: [])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     command.main()
@@ -209,7 +213,7 @@ def test_failures_stand_on_the_page_with_commit_and_machine() -> None:
     runs = [Run(FIRST, kind, Point("apply", "ConfigMap"), is_injected=True) for kind in kinds]
     runs[0].problems.append("a field is wrong")
     runs[1].settled_at = datetime(2026, 7, 2, tzinfo=UTC)
-    text = page(runs, ["a complaint"], quiet_s=1, resync_interval_s=1, commit="abc123", machine="2 cores")
+    text = page(runs, (), ["a complaint"], quiet_s=1, resync_interval_s=1, commit="abc123", machine="2 cores")
     assert "## Failures" in text
     assert "a field is wrong" in text
     assert "- a complaint" in text
