@@ -3,17 +3,19 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
     CHILD_KINDS,
     ENVOY_PROXY,
     FIELD_MANAGER,
     HOSTNAME_CLAIM,
     NAMESPACE,
+    OPTIONAL_CHILD_KINDS,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -98,6 +100,8 @@ class ProxyObjects:
     proxy: Object
     children: dict[Kind, Object]
     record: Object
+    optional: dict[Kind, Object] = field(default_factory=dict)
+    """The children that not every proxy has."""
 
     @property
     def uids(self) -> dict[str, str]:
@@ -121,7 +125,9 @@ def objects_of(admin: Kube, key: Key) -> ProxyObjects:
     """Everything that belongs to a proxy. Raises ``KubeError`` where a part is missing."""
     proxy = admin.get(ENVOY_PROXY, key)
     children = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
-    return ProxyObjects(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)))
+    found = ((kind, admin.find(kind, child_key(key))) for kind in OPTIONAL_CHILD_KINDS)
+    optional = {kind: child for kind, child in found if child is not None}
+    return ProxyObjects(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)), optional)
 
 
 def settled_objects_of(admin: Kube, key: Key) -> ProxyObjects:
@@ -136,9 +142,9 @@ def settled_objects_of(admin: Kube, key: Key) -> ProxyObjects:
     raise TimeoutError(f"{key} did not settle within {CONVERGE_TIMEOUT_S} s: {seen.versions}")
 
 
-def declared_children(proxy: Object) -> dict[Kind, Object]:
-    """What a stored proxy declares, as the operator computes it."""
-    return children(proxy, parse_spec(proxy), default_image=Settings().image)
+def declared_children(proxy: Object, live: Mapping[Kind, Object | None] | None = None) -> dict[Kind, Object]:
+    """What a stored proxy declares, as the operator computes it where these children are there."""
+    return children(proxy, parse_spec(proxy), default_image=Settings().image, live=live or {})
 
 
 def not_as_declared(admin: Kube, kind: Kind, declared: Object) -> tuple[str, ...]:
@@ -180,14 +186,15 @@ def _changed_paths(path: str, before: Value, after: Value) -> Iterator[str]:
 
 def drift_of(admin: Kube, key: Key) -> dict[Kind, tuple[str, ...]]:
     """What is not as the proxy declares, by child; empty when all is. Raises ``NotThere`` for a missing child."""
-    declared = declared_children(admin.get(ENVOY_PROXY, key))
+    live = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
+    declared = declared_children(admin.get(ENVOY_PROXY, key), live)
     found = {kind: not_as_declared(admin, kind, child) for kind, child in declared.items()}
     return {kind: left for kind, left in found.items() if left}
 
 
 def writes_to_children(audit: AuditLog, key: Key, since: Mark) -> list[AuditEntry]:
     """The operator's writes to the children of one proxy, in their order, the refused ones included."""
-    plurals = {kind.plural for kind in CHILD_KINDS}
+    plurals = {kind.plural for kind in ALL_CHILD_KINDS}
     return [
         each
         for each in audit.writes(OPERATOR_USER, since)

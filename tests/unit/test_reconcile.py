@@ -255,7 +255,7 @@ async def test_the_first_writes_are_under_way_at_the_same_time(tmp_path: Path) -
 async def test_an_edit_that_the_finalizer_brings_to_light_is_what_the_reconcile_is_about(tmp_path: Path) -> None:
     """Else the status would say of the newer generation what was done for the older one, and no event would follow."""
     proxy = proxy_of_team()
-    edited = proxy_of_team({"replicas": 7}, generation=2)
+    edited = proxy_of_team({"image": "envoy:edited"}, generation=2)
     api = ScriptedApi(
         children_are_created(("apply EnvoyProxy", with_finalizer(edited))),
         [("apply Deployment", repaired()), ("apply ProxyRegistration", created())],
@@ -264,7 +264,8 @@ async def test_an_edit_that_the_finalizer_brings_to_light_is_what_the_reconcile_
     async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
     deployments = [each.body for each in api.sent if each.line == "apply Deployment"]
-    assert [each["spec"]["replicas"] for each in deployments] == [1, 7]
+    images = [each["spec"]["template"]["spec"]["containers"][0]["image"] for each in deployments]
+    assert images == ["envoy:default", "envoy:edited"]
     assert api.body("apply ProxyRegistration")["spec"]["generation"] == 2
     assert condition(api, "Reconciled")["observedGeneration"] == 2
 
@@ -346,7 +347,7 @@ async def test_trouble_with_one_child_does_not_stop_the_others(tmp_path: Path, f
 
 async def test_what_cannot_be_repaired_is_not_called_absent(tmp_path: Path) -> None:
     """A Deployment that serves goes on being counted while, say, a webhook refuses every write to it."""
-    proxy = finalized_proxy({"replicas": 2})
+    proxy = finalized_proxy({"image": "envoy:edited"})
     live = rolled_out(finalized_proxy())
     known = [(kind, live if kind == DEPLOYMENT else obj) for kind, obj in family(proxy)]
     api = ScriptedApi(("apply Deployment", UNAVAILABLE), ("apply EnvoyProxy/status", stored_status(proxy)))

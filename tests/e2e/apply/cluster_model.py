@@ -283,10 +283,11 @@ class ClusterModel:
             yield f"{name} has another spec than was declared"
         foreign_kinds = [kind for kind in CHILD_KINDS if (kind, name) in self._foreign]
         uid = proxy["metadata"]["uid"]
-        for kind, declared in declared_children(proxy).items():
+        known = {kind: self._admin.find(kind, self._child(name)) for kind in CHILD_KINDS}
+        for kind, declared in declared_children(proxy, known).items():
             if kind in foreign_kinds or (kind == DEPLOYMENT and CONFIG_MAP in foreign_kinds):
                 continue
-            live = self._admin.find(kind, key_of(declared))
+            live = known[kind]
             if live is None:
                 yield f"{kind} of {name} is missing"
                 continue

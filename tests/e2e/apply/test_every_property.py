@@ -1,5 +1,7 @@
 """Every property of the API: each value converges, is idempotent and valid, and changing it back restores all."""
 
+import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -7,8 +9,7 @@ from typing import Final
 import pytest
 
 from operator_app.api.crd import crds
-from operator_app.api.kinds import CONFIG_MAP, ENVOY_PROXY, Key, Object
-from operator_app.envoy.bootstrap import CONFIG_FILE
+from operator_app.api.kinds import ANNOTATION_REVISION, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, Key, Object
 from tests import api_cases
 from tests.e2e.kube import Kube
 from tests.e2e.node.envoy import configuration_error
@@ -24,6 +25,7 @@ from tests.e2e.proxies import (
     wait_reconciled,
 )
 from tests.property_walk import UNREACHABLE, Property, Step, properties, trail, unexercised
+from tests.unit.envoy.parts import joined
 
 SCHEMA: Final[Object] = crds()[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 BASE: Final[Object] = api_cases.proxy()["spec"] | {"replicas": 0}
@@ -75,16 +77,18 @@ def _walk(admin: Kube, key: Key, steps: tuple[Step, ...]) -> dict[str, str]:
     proxy = api_cases.proxy(key.name, key.namespace)
     admin.create(ENVOY_PROXY, proxy | {"spec": _with_own_hostname(BASE, key)})
     first = _settled(admin, key, "base")
-    configs = {first.children[CONFIG_MAP]["data"][CONFIG_FILE]: "base"}
+    configs = {_configuration(first): "base"}
     now = first
     for step in steps:
         spec = _with_own_hostname(step.spec, key)
         admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": spec}], patch_type="json")
         now = _settled(admin, key, step.what)
-        configs.setdefault(now.children[CONFIG_MAP]["data"][CONFIG_FILE], step.what)
+        configs.setdefault(_configuration(now), step.what)
         assert now.uids == first.uids, step.what
     for kind, child in first.children.items():
         assert content_of(now.children[kind]) == content_of(child), f"changing back after {steps[0].what}: {kind}"
+    for kind, child in first.optional.items():
+        assert now.optional[kind]["spec"] == child["spec"], f"changing back after {steps[0].what}: {kind}"
     assert now.record["spec"] | {"generation": 0} == first.record["spec"] | {"generation": 0}
     admin.delete(ENVOY_PROXY, key)
     return configs
@@ -103,7 +107,9 @@ def _settled(admin: Kube, key: Key, what: str) -> ProxyObjects:
     wait_reconciled(admin, key)
     admin.wait_until(ENVOY_PROXY, key, _is_current, CONVERGE_TIMEOUT_S)
     found = objects_of(admin, key)
-    for kind, declared in declared_children(found.proxy).items():
+    declared_kinds = declared_children(found.proxy, found.children)
+    assert {*found.children, *found.optional} == {*declared_kinds}, what
+    for kind, declared in declared_kinds.items():
         assert not_as_declared(admin, kind, declared) == (), f"{what}: {kind}"
     if holds("Registered")(found.proxy):
         metadata = found.proxy["metadata"]
@@ -117,6 +123,19 @@ def _is_current(proxy: Object) -> bool:
     generation = proxy["metadata"]["generation"]
     conditions = {each["type"]: each for each in proxy["status"]["conditions"]}
     return all(conditions[each]["observedGeneration"] == generation for each in ("Reconciled", "Registered", "Ready"))
+
+
+def _configuration(found: ProxyObjects) -> str:
+    """The files of a proxy as one configuration, which Envoy can validate without running."""
+    return json.dumps(joined(_texts(found)))
+
+
+def _texts(found: ProxyObjects) -> dict[str, str]:
+    """The files of the Pods' revision."""
+    template = found.children[DEPLOYMENT]["spec"]["template"]["metadata"]
+    revision = template["annotations"][ANNOTATION_REVISION]
+    data: dict[str, str] = found.children[CONFIG_MAP]["data"]
+    return {name: text for name, text in data.items() if not re.match("(envoy|lds)-", name) or revision in name}
 
 
 def _refusal(config: str, directory: Path) -> str | None:

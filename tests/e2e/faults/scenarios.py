@@ -21,7 +21,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.desired import child_key
-from operator_app.envoy.bootstrap import CONFIG_FILE
+from operator_app.envoy.files import CLUSTERS_FILE
 from tests.e2e.kube import Kube
 from tests.e2e.proxies import a_proxy
 
@@ -79,7 +79,7 @@ def _delete_children(admin: Kube, namespace: str) -> None:
 
 def _drift(admin: Kube, namespace: str) -> None:
     key = child_key(Key(namespace, NAME))
-    admin.patch(CONFIG_MAP, key, {"data": {CONFIG_FILE: "{}"}})
+    admin.patch(CONFIG_MAP, key, {"data": {CLUSTERS_FILE: "{}"}})
     admin.patch(SERVICE, key, [{"op": "replace", "path": "/spec/ports/0/targetPort", "value": 1}], patch_type="json")
     image = {"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "stranger:latest"}
     admin.patch(DEPLOYMENT, key, [image], patch_type="json")
@@ -94,7 +94,7 @@ _EVERYTHING_TWICE: Final = {kind.kind: 2 for kind in (ENVOY_PROXY, *CHILD_KINDS,
 _RIVAL_EDITS: Final = (
     (SERVICE, [{"op": "replace", "path": "/spec/selector", "value": {"app": "rival"}}]),
     (DEPLOYMENT, [{"op": "replace", "path": "/spec/template/spec/terminationGracePeriodSeconds", "value": 1}]),
-    (CONFIG_MAP, [{"op": "remove", "path": f"/data/{CONFIG_FILE}"}]),
+    (CONFIG_MAP, [{"op": "remove", "path": f"/data/{CLUSTERS_FILE}"}]),
 )
 """Each takes another field, so that no repair has to wait for the one before it."""
 
