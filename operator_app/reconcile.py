@@ -133,7 +133,8 @@ class Reconciler:
         proxy = self._store.get(ENVOY_PROXY, key)
         if proxy is None:
             self._statuses.forget(key)
-            return ReconcileResult(failure=await self._remove_orphaned_records(key, None))
+            remaining = await self._remove_orphaned_records(key, None)
+            return ReconcileResult(self._registrar.next_rested_s(key), remaining)
         try:
             if "deletionTimestamp" in proxy["metadata"]:
                 result = await self._cleanup.clean_up(proxy)
@@ -177,7 +178,8 @@ class Reconciler:
             return ReconcileResult(failure=transient)
         written = await self._write_status(self._observation(steps))
         children_s = (each.requeue_after_s for each in steps.results.values())
-        times_s = [written.requeue_after_s, steps.registration.requeue_after_s, *steps.requeue_times_s, *children_s]
+        registered_s = (steps.registration.requeue_after_s, self._registrar.next_rested_s(key_of(steps.proxy)))
+        times_s = [written.requeue_after_s, *registered_s, *steps.requeue_times_s, *children_s]
         requeue_after_s = min((each for each in times_s if each is not None), default=None)
         return ReconcileResult(requeue_after_s, transient or _unfinished(steps))
 

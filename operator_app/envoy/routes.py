@@ -49,17 +49,31 @@ from operator_app.api.routes import (
     Route,
     RouteMatch,
 )
-from operator_app.envoy.clusters import CONNECTION_FAILURES, REPEATABLE, cluster_name
+from operator_app.envoy.clusters import cluster_name
 from operator_app.envoy.messages import Message, extension, router
+
+_REPEATABLE: Final = (Method.GET, Method.HEAD, Method.PUT, Method.DELETE, Method.OPTIONS)
+"""The methods of :class:`Method` that may be sent twice (RFC 9110 section 9.2.2)."""
 
 _UNSENT: Final = "connect-failure,refused-stream,reset-before-request"
 """Failures after which the backend can't have seen the request."""
 
 _RETRY_ON: Final = {
-    RetryOn.CONNECTION: CONNECTION_FAILURES,
+    RetryOn.CONNECTION: "reset",
     RetryOn.GATEWAY_ERROR: "gateway-error",
     RetryOn.SERVER_ERROR: "5xx",
 }
+
+_DEFAULT_RETRIES: Final = {
+    # A backend may close an idle connection at the moment at which a request is sent there.
+    "retry_on": "reset",
+    # One try more could meet another connection that the backend has closed at the same moment.
+    "num_retries": 3,
+    "retriable_request_headers": [
+        {"name": ":method", "string_match": {"exact": each.value}} for each in (Method.GET, Method.HEAD)
+    ],
+}
+"""What routes without ``retries`` do. It stands in every virtual host, so it is short."""
 
 _CORS: Final = "envoy.filters.http.cors"
 _ACCESS: Final = "envoy.filters.http.rbac"
@@ -112,7 +126,7 @@ def virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
 
 
 def _virtual_host(domains: list[str]) -> Message:
-    return {"name": domains[0], "domains": domains, "routes": []}
+    return {"name": domains[0], "domains": domains, "retry_policy": _DEFAULT_RETRIES, "routes": []}
 
 
 def _shared_routes(routes: tuple[Route, ...]) -> tuple[list[Route], dict[tuple[int, ...], list[str]]]:
@@ -182,10 +196,10 @@ def _entries(route: Route) -> Iterator[Message]:
             preflight = [_header(":method", "OPTIONS"), _header("access-control-request-method", match.method)]
             yield _entry(path, preflight, common, _answer(route, rewrite, _retry_policy(route.retries)))
         if route.retries is None or match.method:
-            policy = _retry_policy(route.retries, is_repeatable=match.method in REPEATABLE)
+            policy = _retry_policy(route.retries, is_repeatable=match.method in _REPEATABLE)
             yield _entry(path, others, common, _answer(route, rewrite, policy))
         else:
-            once = [_header(":method", each.value) | {"invert_match": True} for each in REPEATABLE]
+            once = [_header(":method", each.value) | {"invert_match": True} for each in _REPEATABLE]
             unsent = _retry_policy(route.retries, is_repeatable=False)
             yield _entry(path, [*once, *others], common, _answer(route, rewrite, unsent))
             yield _entry(path, others, common, _answer(route, rewrite, _retry_policy(route.retries)))
@@ -249,7 +263,7 @@ def _answer(route: Route, rewrite: str | None, retry_policy: Message | None) -> 
 
 
 def _retry_policy(retries: Retries | None, *, is_repeatable: bool = True) -> Message | None:
-    """The policy of a route; ``None`` where that of the cluster applies."""
+    """The policy of a route; ``None`` where that of the virtual host applies."""
     if retries is None:
         return None
     conditions = retries.on or (RetryOn.CONNECTION, RetryOn.GATEWAY_ERROR)

@@ -89,7 +89,14 @@ class ReconcilerComponents(Components):
             self.finalizer,
             Registrar(
                 ledger,
-                Claims(self.applier, self.store, namespace="edge-system", sink=self.store.apply_delta),
+                Claims(
+                    self.applier,
+                    self.cluster,
+                    self.store,
+                    namespace="edge-system",
+                    sink=self.store.apply_delta,
+                    now=lambda: NOW,
+                ),
                 Registries({}),
                 Backoff(base_s=1, cap_s=10, rand=lambda: 0.5),
                 CircuitBreaker(rand=lambda: 0.5),

@@ -10,6 +10,7 @@ from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     HOSTNAME_CLAIM,
+    HOSTNAME_POLICY,
     LABEL_INSTANCE,
     LABEL_TENANT,
     NAMESPACE,
@@ -126,6 +127,33 @@ def test_a_claim_enqueues_its_proxy_and_all_that_declare_its_hostname(world: Wor
     assert world.store.keys(HOSTNAME_CLAIM) == ()
 
 
+def test_a_policy_enqueues_the_proxies_that_wait_for_a_hostname(world: World) -> None:
+    """Not those that have theirs, nor those that declare none; its removal does the same."""
+    waiting, served = Key("team-b", "waiting"), Key("team-b", "served")
+    world.change(ENVOY_PROXY, proxy(waiting, hostname="waiting.example.org"))
+    world.change(ENVOY_PROXY, proxy(served, hostname="served.example.org"))
+    world.change(ENVOY_PROXY, proxy())
+    reference = {"namespace": "team-b", "name": "served", "uid": "u-served"}
+    world.change(HOSTNAME_CLAIM, named(Key("", "served.example.org"), hostname="served.example.org", proxy=reference))
+    policy = named(Key("", "policy"))
+    assert world.change(HOSTNAME_POLICY, policy) == [(waiting, "team-b", Priority.REPAIR)]
+    world.enqueued.clear()
+    world.triggers.apply_delta(Deleted(HOSTNAME_POLICY, policy))
+    assert world.enqueued == [(waiting, "team-b", Priority.REPAIR)]
+    world.enqueued.clear()
+    world.triggers.enqueue_affected(HOSTNAME_POLICY, policy, Priority.REPAIR)
+    assert world.enqueued == [(waiting, "team-b", Priority.REPAIR)], "one that a resync has found missing"
+
+
+def test_a_hostname_that_the_operator_gives_back_wakes_who_waits_for_it(world: World) -> None:
+    """Before the watch delivers that the claim rests."""
+    world.change(ENVOY_PROXY, proxy(Key("team-b", "rival"), hostname="web.example.org"))
+    world.enqueued.clear()
+    spec = {"hostname": "web.example.org", "proxy": {"namespace": "team-a", "name": "web", "uid": "u"}}
+    world.triggers.apply_own_release(named(Key("", "web.example.org"), **spec))
+    assert sorted(key for key, *_ in world.enqueued) == [WEB, Key("team-b", "rival")]
+
+
 def test_a_listed_proxy_that_is_served_ranks_last(world: World) -> None:
     """A list after a start or a 410 is not urgent, except for generations that were not observed yet."""
     served, new = proxy(observed=1), proxy(Key("team-a", "new"))
@@ -164,9 +192,9 @@ async def test_an_acquired_shard_enqueues_its_proxies_and_what_records_still_nam
     world.enqueued.clear()
     await world.triggers.enqueue_shard(0)
     assert sorted((key.name, priority) for key, _, priority in world.enqueued) == [
-        ("gone", Priority.RESYNC),
+        ("gone", Priority.REPAIR),
         ("new", Priority.USER),
-        ("web", Priority.RESYNC),
+        ("web", Priority.REPAIR),
     ]
 
 

@@ -74,12 +74,6 @@ OPERATOR_NAMESPACE: Final = {
     (EDGE, "proxyregistrations", "patch"): "bring a record up to date",
     (EDGE, "proxyregistrations", "delete"): "deregister",
     (EDGE, "proxyregistrations/status", "patch"): "remember what an outside registry has confirmed",
-    (EDGE, "hostnameclaims", "get"): "whose claim it is, after a lost race",
-    (EDGE, "hostnameclaims", "list"): "start of a watch",
-    (EDGE, "hostnameclaims", "watch"): "learn that a hostname is free again",
-    (EDGE, "hostnameclaims", "create"): "take a hostname",
-    (EDGE, "hostnameclaims", "patch"): "restore a claim that was edited",
-    (EDGE, "hostnameclaims", "delete"): "give a hostname back",
     ("coordination.k8s.io", "leases", "get"): "who won a lost race",
     ("coordination.k8s.io", "leases", "list"): "start of a watch, and the look around after a shard was taken",
     ("coordination.k8s.io", "leases", "watch"): "see who is there and what is free, without polling",
@@ -88,6 +82,18 @@ OPERATOR_NAMESPACE: Final = {
     ("coordination.k8s.io", "leases", "delete"): "memberships of the dead, shards that no longer exist",
 }
 """Every right that the operator has in its own namespace alone."""
+
+HOSTNAMES: Final = {
+    (EDGE, "hostnameclaims", "get"): "whose claim it is, after a lost race",
+    (EDGE, "hostnameclaims", "list"): "start of a watch",
+    (EDGE, "hostnameclaims", "watch"): "learn that a hostname is free again",
+    (EDGE, "hostnameclaims", "create"): "take a hostname",
+    (EDGE, "hostnameclaims", "patch"): "restore a claim that was edited",
+    (EDGE, "hostnameclaims", "delete"): "give a hostname back",
+    (EDGE, "hostnamepolicies", "list"): "start of a watch",
+    (EDGE, "hostnamepolicies", "watch"): "learn who may have which hostnames",
+}
+"""Every right about hostnames, which belong to the whole cluster."""
 
 TENANT_VIEW: Final = {
     (EDGE, resource, verb): "see one's proxies"
@@ -130,6 +136,7 @@ def rights(role: Manifest) -> set[tuple[str, str, str]]:
     ("kind", "name", "expected"),
     [
         pytest.param("ClusterRole", "operator-app", OPERATOR_CLUSTER, id="operator-cluster"),
+        pytest.param("ClusterRole", "operator-app-hostnames", HOSTNAMES, id="hostnames"),
         pytest.param("Role", "operator-app", OPERATOR_NAMESPACE, id="operator-namespace"),
         pytest.param("ClusterRole", "edge-envoyproxy-view", TENANT_VIEW, id="tenant-view"),
         pytest.param("ClusterRole", "edge-envoyproxy-edit", TENANT_EDIT, id="tenant-edit"),
@@ -183,10 +190,10 @@ def test_all_kinds_of_children_can_be_written() -> None:
 
 
 def test_roles_are_bound_to_the_operators_account_alone() -> None:
-    """Each binding names its role and exactly the one ServiceAccount."""
+    """Each binding names the role of its own name and exactly the one ServiceAccount."""
     account = manifest("ServiceAccount")["metadata"]
     for binding in (obj for obj in manifests() if obj["kind"].endswith("Binding")):
-        assert binding["roleRef"]["name"] == "operator-app"
+        assert binding["roleRef"]["name"] == binding["metadata"]["name"]
         assert binding["roleRef"]["kind"] == binding["kind"].removesuffix("Binding")
         assert binding["subjects"] == [
             {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
@@ -322,7 +329,7 @@ def test_kustomize_renders_a_whole_installation(directory: str, left_out: set[tu
     names = {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
     base = {(obj["kind"], obj["metadata"]["name"]) for obj in manifests()}
     assert base - names == left_out
-    for kind in (kinds.ENVOY_PROXY, kinds.PROXY_REGISTRATION, kinds.HOSTNAME_CLAIM):
+    for kind in (kinds.ENVOY_PROXY, kinds.PROXY_REGISTRATION, kinds.HOSTNAME_CLAIM, kinds.HOSTNAME_POLICY):
         assert ("CustomResourceDefinition", f"{kind.plural}.{kind.group}") in names
     (deployment,) = (obj for obj in objects if obj["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
