@@ -1,6 +1,7 @@
 """The end-to-end suite as a process of its own, on a cluster that it is given by ``E2E_KUBECONFIG``."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -53,7 +54,7 @@ class Suite:
                     "-m",
                     "tests.cluster.leashed_pytest",
                     *arguments,
-                    *os.environ.get(ARGUMENTS_VARIABLE, "").split(),
+                    *shlex.split(os.environ.get(ARGUMENTS_VARIABLE, "")),
                 ],
                 cwd=ROOT,
                 env=environment,
