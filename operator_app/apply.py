@@ -7,7 +7,8 @@ Every object takes two steps, and each can be repeated or interrupted anywhere:
    is left alone, and one without differences needs no request. The only record of what was applied last is the object's
    own ``managedFields``, so the plan is the same before and after a restart.
 2. **Execute.** At most one apply for each object. A patch precedes it where something foreign makes the API server
-   refuse it (``ssa.unblock``), and follows it where a stale manager co-owns our fields (``ssa.comanagers``).
+   refuse it (``ssa.unblock``) or where another writer takes a field over (``ssa.handover``), and follows it where a
+   stale manager co-owns our fields (``ssa.comanagers``).
 
 Guarantees
 
@@ -18,12 +19,15 @@ Guarantees
 * *No hot loop.* An apply that the API server refuses, or after which the same differences remain, is counted, logged
   once, and not sent again until the declaration or the object changes. What another writer keeps taking, a field or the
   whole object, is taken back at once a few times and then ever more slowly (``ssa.contention``).
+* *No write is built on a guess.* A write whose fate is unknown (a 5xx, a timeout, a lost connection, a cancellation) is
+  followed by a live read: the store may never learn of it, if its event is lost as well.
 * *No write without a reason.* Each result says which fields were written and who had them (``ssa.changes``).
 
 What does not belong here: what the objects contain (``desired``), and when to try again (``controller.workqueue``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -40,7 +44,15 @@ from operator_app.api.kinds import (
     Object,
     key_of,
 )
-from operator_app.errors import REFUSED_BY_POLICY, ConflictError, InvalidError, PolicyError
+from operator_app.errors import (
+    REFUSED_BY_POLICY,
+    ConflictError,
+    FencedError,
+    InvalidError,
+    PolicyError,
+    TerminalError,
+    ThrottledError,
+)
 from operator_app.kube.client import Cluster
 from operator_app.kube.preconditions import identity, pinned_uid, pinned_version
 from operator_app.kube.store import Store
@@ -49,6 +61,7 @@ from operator_app.ssa.changes import FieldChange, field_changes
 from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
 from operator_app.ssa.contention import WHOLE_OBJECT, Contention, ContentionTracker, RestoredField, digest_of
 from operator_app.ssa.fields import Difference, Drift, Path, differences, owners_of
+from operator_app.ssa.handover import patch_of_hand_over, set_back
 from operator_app.ssa.unblock import unblocking_patch
 
 log = structlog.get_logger(__name__)
@@ -231,20 +244,34 @@ class Applier:
         self._mono = mono
         self._rejected: dict[tuple[Kind, Key], _RejectedApply] = {}
         self._unwatched: set[tuple[Kind, Key]] = set()
+        self._of_unknown_fate: set[tuple[Kind, Key]] = set()
 
     async def plan(self, kind: Kind, desired: Object, check: OwnershipCheck, *, ask_server: bool = True) -> Plan:
         """Decide what one object needs. Writes nothing, and reads live only what the store does not know.
 
         Without ``ask_server`` only a name is read under which a create met an object: the create is atomic, so it needs
-        no read before it, but one that is refused again and again would be worse than a read.
+        no read before it, but one that is refused again and again would be worse than a read. An object that the latest
+        write may or may not have reached is read in any case.
         """
         key = key_of(desired)
+        if (kind, key) in self._of_unknown_fate:
+            live = await self._read(kind, key, check)
+            self._of_unknown_fate.discard((kind, key))
+            return plan(kind, desired, live, check)
         live = self._store.get(kind, key)
         if live is None and (ask_server or (kind, key) in self._unwatched):
             live = await self._cluster.get(kind, key)
             if live is None:
                 self._unwatched.discard((kind, key))
         return plan(kind, desired, live, check)
+
+    async def _read(self, kind: Kind, key: Key, check: OwnershipCheck) -> Object | None:
+        """The object as stored now. The store does not learn a foreign one, of which no watch tells."""
+        with self._store.reading(kind, key) as reading:
+            live = await self._cluster.get(kind, key)
+            if live is None or check.ownership(live) is Ownership.OURS:
+                reading.learn(live)
+        return live
 
     async def execute(self, plan: Plan, check: OwnershipCheck) -> Result:
         """Carry out ``plan`` by at most one successful apply.
@@ -302,13 +329,26 @@ class Applier:
         if pause_s > 0:
             return self._paused(plan, pause_s)
         try:
-            if plan.live is None:
-                return await self._create(plan, check)
-            return await self._repair(plan, plan.live, check)
+            with self._fate_of(plan):
+                if plan.live is None:
+                    return await self._create(plan, check)
+                return await self._repair(plan, plan.live, check)
         except (InvalidError, PolicyError) as error:
             # A rival that changes the object each time would make every refused apply look like a new one.
             self._count(plan, check)
             return self._reject(plan, plan.live, plan.differences, _refused(error, plan))
+
+    @contextmanager
+    def _fate_of(self, plan: Plan) -> Generator[None]:
+        """Remember, until it is read, an object whose write was neither answered nor certainly refused."""
+        written = (plan.kind, plan.key)
+        self._of_unknown_fate.add(written)
+        try:
+            yield
+        except (ConflictError, ThrottledError, FencedError, TerminalError):
+            self._of_unknown_fate.discard(written)
+            raise
+        self._of_unknown_fate.discard(written)
 
     def _reject(
         self,
@@ -352,8 +392,12 @@ class Applier:
         )
 
     def reset_rejected(self) -> None:
-        """Allow refused applies again, and those that did not hold: the cause may lie outside of what is watched."""
+        """Allow refused applies again, and those that did not hold: the cause may lie outside of what is watched.
+
+        The resync that calls this has compared every object with a list, so no fate is unknown any more.
+        """
         self._rejected.clear()
+        self._of_unknown_fate.clear()
 
     async def delete(self, kind: Kind, live: Object, *, at_this_version: bool = False) -> bool:
         """Delete exactly the object that was examined. Returns whether it was there.
@@ -402,6 +446,17 @@ class Applier:
         raise ConflictError(message, kind=kind, key=key_of(merged))
 
     async def _repair(self, plan: Plan, live: Object, check: OwnershipCheck) -> Result:
+        handed_over = patch_of_hand_over(plan.kind, live, plan.differences)
+        if handed_over is not None:
+            live = await self._patch(plan.kind, live, handed_over)
+            if not differences(plan.desired, live):
+                # The patch was all there was to write, and has been counted as such.
+                return self._with_contention(plan, Result(plan.kind, plan.key, Outcome.CONFIGURED, live))
+        before = set_back(plan.kind, plan.desired, live, plan.differences)
+        if before is not None:
+            body = _with_metadata(before, check.precondition(live))
+            live = (await self._cluster.apply(plan.kind, body, force=True)).object
+            self._on_write(plan.kind, Outcome.CONFIGURED)
         body = _with_metadata(plan.desired, check.precondition(live))
         try:
             applied = await self._cluster.apply(plan.kind, body, force=True)

@@ -1,4 +1,4 @@
-"""The desired children of an EnvoyProxy: its ConfigMap, Deployment and Service. Pure.
+"""The desired children of an EnvoyProxy: ConfigMap, Deployment, Service and what the spec asks for beside. Pure.
 
 The children are *canonical*: they contain exactly the values that the API server stores, because the operator compares
 them field by field with the fields that it owns. Defaults of key fields are explicit (protocols, apiVersions), there
@@ -7,34 +7,43 @@ children depend on no clock, host or previous object, so equal EnvoyProxies have
 """
 
 import re
+from collections.abc import Mapping
 from hashlib import sha256
 from math import ceil
+from types import MappingProxyType
 from typing import Any, Final
 
+from operator_app import optional_children
 from operator_app.api.kinds import (
     ANNOTATION_INSTALLATION,
+    ANNOTATION_REVISION,
     CONFIG_MAP,
     DEPLOYMENT,
     ENVOY_PROXY,
     FIELD_MANAGER,
-    GROUP,
+    HORIZONTAL_POD_AUTOSCALER,
     LABEL_MANAGED_BY,
     LABEL_OWNER_UID,
+    NETWORK_POLICY,
     OPERATOR_NAMESPACE,
+    POD_DISRUPTION_BUDGET,
     SERVICE,
     Key,
     Kind,
     Object,
 )
-from operator_app.api.models import READINESS_PORT, EnvoyProxySpec, Resources
+from operator_app.api.models import READINESS_PORT, EnvoyProxySpec, Listener, Resources
 from operator_app.api.quantity import canonical, value_of
-from operator_app.envoy import bootstrap, drain, listeners
+from operator_app.envoy import drain, internal
+from operator_app.envoy.files import MAX_BYTES, Files, is_file, rendered
+from operator_app.envoy.messages import CONFIG_DIRECTORY
+from operator_app.pod_placement import pod_placement
+from operator_app.ssa.fields import fields_of
 
 READINESS_PORT_NAME: Final = "readiness"
 _DIGEST_PREFIX: Final = "l-"
 
 SUFFIX: Final = "-envoy"
-ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
 DEFAULT_CONCURRENCY: Final = 2
 """Envoy's worker threads without a CPU limit. Envoy's own default is one for every core of the node."""
 MAX_CONCURRENCY: Final = 256
@@ -42,8 +51,12 @@ MAX_CONCURRENCY: Final = 256
 no use, and a CPU limit of ``5G`` (a mistake for memory) must not start five billion.
 """
 
-_ENVOY_UID: Final = 101
-"""UID and GID of the user ``envoy`` in the official images (their Dockerfile creates it)."""
+_USER_IDS: Final = range(10_000, 60_000)
+"""Linux user ids of proxies: above those of systems, below 65,536, which a user namespace has at least.
+
+A kernel bounds some things for each user id of a node, whatever the namespaces: 128 inotify instances by default, of
+which an Envoy takes one for each file that it watches.
+"""
 
 
 def child_key(proxy: Key) -> Key:
@@ -63,21 +76,88 @@ def selector_labels(name: str) -> dict[str, str]:
 
 
 def children(
-    proxy: Object, spec: EnvoyProxySpec, *, default_image: str, installation: str = OPERATOR_NAMESPACE
+    proxy: Object,
+    spec: EnvoyProxySpec,
+    *,
+    default_image: str,
+    installation: str = OPERATOR_NAMESPACE,
+    live: Mapping[Kind, Object | None] = MappingProxyType({}),
 ) -> dict[Kind, Object]:
     """The desired children of ``proxy``, in the order in which they are applied.
 
-    Raises ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
+    ``live`` are the children as they are known. As long as Pods of an older revision run, the ConfigMap keeps the files
+    that these read, so that one of them that is started again runs what it was rolled out with; nothing else of
+    ``live`` is used. Raises ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
     """
-    config = bootstrap.render(bootstrap.bootstrap(spec))
+    files = rendered(spec)
     bodies: dict[Kind, Object] = {
-        CONFIG_MAP: {"data": {bootstrap.CONFIG_FILE: config}},
-        DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, config, default_image)},
+        CONFIG_MAP: {"data": _files_in_use(proxy, files, live) | dict(files.texts)},
+        DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, files, default_image)},
         SERVICE: {"spec": _service_spec(proxy, spec)},
+        **_optional_bodies(proxy, spec),
     }
     annotations = {kind: {ANNOTATION_INSTALLATION: installation} for kind in bodies}
     annotations[SERVICE] |= spec.service.annotations
     return {kind: _child(kind, proxy, body, annotations[kind]) for kind, body in bodies.items()}
+
+
+def _optional_bodies(proxy: Object, spec: EnvoyProxySpec) -> dict[Kind, Object]:
+    """The bodies of the children that ``spec`` asks for."""
+    selector = _own_selector(proxy)
+    namespace = proxy["metadata"]["namespace"]
+    bodies = {
+        POD_DISRUPTION_BUDGET: optional_children.disruption_budget(spec, selector),
+        HORIZONTAL_POD_AUTOSCALER: optional_children.autoscaler(spec, proxy["metadata"]["name"] + SUFFIX),
+        NETWORK_POLICY: optional_children.network_policy(spec, namespace, selector),
+    }
+    return {kind: body for kind, body in bodies.items() if body is not None}
+
+
+def _own_selector(proxy: Object) -> dict[str, str]:
+    """The labels of this proxy's Pods alone: the UID is on nobody else's, whatever labels they carry."""
+    return selector_labels(proxy["metadata"]["name"]) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]}
+
+
+def _files_in_use(proxy: Object, files: Files, live: Mapping[Kind, Object | None]) -> dict[str, str]:
+    """Files of older revisions that Pods of this proxy still read, as they are in its ConfigMap.
+
+    Only those that we own, so a key of another writer is neither taken nor removed later. None, if they do not fit into
+    one ConfigMap together with the new ones: a Pod of the old revision that is started again then waits for the end of
+    the rollout.
+    """
+    config_map, deployment = (live.get(kind) for kind in (CONFIG_MAP, DEPLOYMENT))
+    uid = proxy["metadata"]["uid"]
+    if config_map is None or deployment is None or {controller_uid(config_map), controller_uid(deployment)} != {uid}:
+        return {}
+    if not _has_older_pods(deployment, files.revision):
+        return {}
+    owned = fields_of(config_map).get("f:data", {})
+    older = {
+        name: text
+        for name, text in (config_map.get("data") or {}).items()
+        if name not in files.texts and f"f:{name}" in owned and is_file(name)
+    }
+    is_small = sum(map(len, (*older.values(), *files.texts.values()))) <= MAX_BYTES
+    return older if is_small else {}
+
+
+def _has_older_pods(deployment: Object, revision: str) -> bool:
+    """Whether a Deployment has Pods of another revision, or may still make some.
+
+    Until all Pods of the new template are available, its controller keeps older ones and replaces those that die; in
+    between it counts none of them for a moment.
+    """
+    reported = deployment.get("status") or {}
+    total = reported.get("replicas", 0)
+    template = deployment["spec"]["template"]["metadata"].get("annotations") or {}
+    if template.get(ANNOTATION_REVISION) != revision:
+        return bool(total)
+    is_observed = reported.get("observedGeneration", 0) >= deployment["metadata"]["generation"]
+    is_complete = is_observed and all(
+        reported.get(name, 0) == deployment["spec"].get("replicas", 1)
+        for name in ("replicas", "updatedReplicas", "availableReplicas")
+    )
+    return bool(total) and not is_complete
 
 
 def owner_reference(proxy: Object) -> Object:
@@ -116,26 +196,27 @@ def _labels(name: str) -> dict[str, str]:
     return selector_labels(name) | {"app.kubernetes.io/component": "proxy", LABEL_MANAGED_BY: FIELD_MANAGER}
 
 
-def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, config: str, default_image: str) -> Object:
+def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
     name = proxy["metadata"]["name"]
-    return {
-        "replicas": spec.replicas,
+    # With an autoscaler the number of Pods is its alone: an apply that had it would undo what the load asked for.
+    replicas = {} if spec.autoscaling else {"replicas": spec.replicas}
+    return replicas | {
         "selector": {"matchLabels": selector_labels(name)},
         # A new Pod must be ready before an old one is deleted, so a rollout does not reduce capacity.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}},
         "template": {
             "metadata": {
-                "labels": _labels(name) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
-                # Envoy reads the file only when it starts, so a new hash has to roll out new Pods.
-                "annotations": {ANNOTATION_CONFIG_HASH: bootstrap.config_hash(config)},
+                "labels": spec.pod_labels | _labels(name) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
+                "annotations": spec.pod_annotations | {ANNOTATION_REVISION: files.revision},
             },
-            "spec": _pod_spec(proxy, spec, default_image),
+            "spec": _pod_spec(proxy, spec, files, default_image),
         },
     }
 
 
-def _pod_spec(proxy: Object, spec: EnvoyProxySpec, default_image: str) -> Object:
+def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
     metadata = proxy["metadata"]
+    user = user_id(metadata["uid"])
     return {
         "automountServiceAccountToken": False,
         # Else each Pod gets environment variables of the Services that exist when it starts, which nothing reads.
@@ -143,22 +224,28 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, default_image: str) -> Object
         "terminationGracePeriodSeconds": drain.TERMINATION_GRACE_S,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _ENVOY_UID,
-            "runAsGroup": _ENVOY_UID,
+            "runAsUser": user,
+            "runAsGroup": user,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(f"{metadata['namespace']}/{metadata['name']}", spec, default_image)],
+        "containers": [_container(f"{metadata['namespace']}/{metadata['name']}", spec, files, default_image)],
         "volumes": [{"name": "config", "configMap": {"name": metadata["name"] + SUFFIX}}],
+        **pod_placement(spec, _own_selector(proxy)),
     }
 
 
-def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> Object:
+def user_id(uid: str) -> int:
+    """The Linux user id as which the Pods of a proxy run, of ``_USER_IDS``: nearly always another for another proxy."""
+    return _USER_IDS[int(sha256(uid.encode()).hexdigest(), 16) % len(_USER_IDS)]
+
+
+def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
     container: Object = {
         "name": "envoy",
         "image": spec.image or default_image,
         "args": [
             "--config-path",
-            f"{bootstrap.CONFIG_DIRECTORY}/{bootstrap.CONFIG_FILE}",
+            f"{CONFIG_DIRECTORY}/{files.bootstrap_file}",
             "--service-cluster",
             cluster_name,
             "--service-node",
@@ -167,6 +254,9 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
             str(_concurrency(spec.resources)),
             # Hot restart needs shared memory, which a read-only container lacks, and Pods are replaced anyway.
             "--disable-hot-restart",
+            # Unknown fields of files are only counted otherwise, and an older image would ignore a rule that it does
+            # not know.
+            "--reject-unknown-dynamic-fields",
         ],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}}],
         "ports": [
@@ -186,7 +276,7 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "volumeMounts": [{"name": "config", "mountPath": bootstrap.CONFIG_DIRECTORY, "readOnly": True}],
+        "volumeMounts": [{"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True}],
     }
     resources = _resources(spec.resources)
     if resources:
@@ -196,7 +286,7 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, default_image: str) -> O
 
 def _probe(*, period_s: int, failures: int) -> Object:
     return {
-        "httpGet": {"path": listeners.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
+        "httpGet": {"path": internal.READINESS_PATH, "port": READINESS_PORT, "scheme": "HTTP"},
         "periodSeconds": period_s,
         "timeoutSeconds": 1,
         "failureThreshold": failures,
@@ -220,16 +310,24 @@ def _concurrency(resources: Resources | None) -> int:
 
 
 def _service_spec(proxy: Object, spec: EnvoyProxySpec) -> dict[str, Any]:
-    return {
-        "type": spec.service.type.value,
-        # The UID is on nobody else's Pods, whatever labels they carry.
-        "selector": selector_labels(proxy["metadata"]["name"]) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
-        # Named, so that each Pod is reached at the port on which it listens, an old one at the old port.
-        "ports": [
-            {"name": each.name, "port": each.port, "targetPort": port_name(each.name), "protocol": "TCP"}
-            for each in spec.listeners
-        ],
+    declared = spec.service
+    optional = {
+        "loadBalancerClass": declared.load_balancer_class,
+        "loadBalancerSourceRanges": list(declared.load_balancer_source_ranges),
+        "externalTrafficPolicy": declared.external_traffic_policy and declared.external_traffic_policy.value,
+        "ipFamilyPolicy": declared.ip_family_policy and declared.ip_family_policy.value,
     }
+    return {
+        "type": declared.type.value,
+        "selector": _own_selector(proxy),
+        "ports": [_service_port(each) for each in spec.listeners],
+    } | {name: value for name, value in optional.items() if value}
+
+
+def _service_port(listener: Listener) -> Object:
+    # Named, so that each Pod is reached at the port on which it listens, an old one at the old port.
+    port = {"name": listener.name, "port": listener.port, "targetPort": port_name(listener.name), "protocol": "TCP"}
+    return port if listener.node_port is None else port | {"nodePort": listener.node_port}
 
 
 def port_name(listener: str) -> str:

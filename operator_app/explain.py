@@ -6,10 +6,10 @@ The plans are those of a reconcile, made from live reads; nothing is written.
 from collections.abc import Iterator
 from typing import Final
 
-from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object, key_of
+from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, FIELD_MANAGER, Key, Object, key_of
 from operator_app.api.models import parse_spec
 from operator_app.apply import Action, Plan, child_check, plan
-from operator_app.desired import children
+from operator_app.desired import child_key, children
 from operator_app.errors import NotFoundError
 from operator_app.kube.client import Cluster
 from operator_app.ssa.changes import as_text, shown
@@ -38,9 +38,10 @@ async def explain(cluster: Cluster, key: Key, *, default_image: str, installatio
     spec = parse_spec(proxy)
     lines = list(_heading(proxy, is_paused=spec.paused))
     check = child_check(proxy)
-    for kind, desired in children(proxy, spec, default_image=default_image, installation=installation).items():
-        live = await cluster.get(kind, key_of(desired))
-        lines += ["", *_child(plan(kind, desired, live, check))]
+    live = {kind: await cluster.get(kind, child_key(key)) for kind in CHILD_KINDS}
+    declared = children(proxy, spec, default_image=default_image, installation=installation, live=live)
+    for kind, desired in declared.items():
+        lines += ["", *_child(plan(kind, desired, live[kind], check))]
     return "\n".join(lines) + "\n"
 
 

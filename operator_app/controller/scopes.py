@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypedDict
 
 from operator_app.api.kinds import (
-    CHILD_KINDS,
+    ALL_CHILD_KINDS,
     CONFIG_MAP,
     ENVOY_PROXY,
     FIELD_MANAGER,
@@ -25,7 +25,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.desired import controller_uid
-from operator_app.envoy.bootstrap import CONFIG_FILE
+from operator_app.envoy.files import is_file
 from operator_app.kube.store import Index, Keep, Store
 from operator_app.registration.ledger import proxy_of
 
@@ -44,7 +44,7 @@ INDEXES: Final[Mapping[Kind, Index]] = {
     NAMESPACE: lambda _: None,
     PROXY_REGISTRATION: proxy_of,
     HOSTNAME_CLAIM: proxy_of,
-    **dict.fromkeys(CHILD_KINDS, controller_uid),
+    **dict.fromkeys(ALL_CHILD_KINDS, controller_uid),
 }
 """Every kind that the store keeps, with the index by which its objects are looked up."""
 
@@ -63,8 +63,8 @@ def _kept_of_config_map(config_map: Object) -> Object:
     references = config_map["metadata"].get("ownerReferences", ())
     is_child = any(each.get("controller") and each["kind"] == ENVOY_PROXY.kind for each in references)
     kept = {name: value for name, value in config_map.items() if name not in ("data", "binaryData")}
-    data = config_map.get("data") or {}
-    return kept | {"data": {CONFIG_FILE: data[CONFIG_FILE]}} if is_child and CONFIG_FILE in data else kept
+    files = {name: text for name, text in (config_map.get("data") or {}).items() if is_file(name)}
+    return kept | {"data": files} if is_child and files else kept
 
 
 KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map}

@@ -1,4 +1,5 @@
-"""Envoy's static configuration, rendered from an EnvoyProxy's spec. Pure.
+"""Envoy's configuration, rendered from an EnvoyProxy's spec. Pure.
 
-``bootstrap`` renders the whole; ``listeners``, ``clusters`` and ``drain`` build one part each from ``messages``.
+``files`` renders the whole; ``bootstrap``, ``listeners``, ``clusters``, ``internal`` and ``drain`` build one part each
+from ``messages``.
 """

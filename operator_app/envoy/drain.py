@@ -6,8 +6,8 @@ The reasons are in docs/adr/0005-draining.md.
 import json
 from typing import Final
 
-from operator_app.api.models import ADMIN_PORT
-from operator_app.envoy.messages import Message, address, extension, http_connection_manager, router
+from operator_app.envoy.internal import ADMIN_SOCKET
+from operator_app.envoy.messages import Message, extension, http_connection_manager, pipe, router, static_cluster
 
 DRAIN_S: Final = 20
 """Seconds for which a terminating proxy goes on serving.
@@ -28,7 +28,7 @@ def pre_stop(drain_s: int = DRAIN_S) -> Message:
     or not the proxy answers; requests and connections that are then still active are cut by SIGTERM.
 
     The command starts a second Envoy as a client of the admin interface, because an image without a shell contains no
-    other program, and this way the admin interface stays on loopback.
+    other program, and this way the admin interface stays on a socket inside the Pod.
     """
     config = json.dumps(_drain_bootstrap(drain_s), separators=(",", ":"), sort_keys=True)
     options = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "off")
@@ -42,8 +42,8 @@ def _drain_bootstrap(drain_s: int) -> Message:
     other posts to the helper's own admin interface, through a listener that delays it by ``drain_s`` seconds. The
     helper binds two abstract Unix sockets in the Pod's network namespace, no port and no file.
     """
-    own_admin = {"pipe": {"path": "@operator-app/drain/admin"}}
-    delayed = {"pipe": {"path": "@operator-app/drain/delayed"}}
+    own_admin = pipe("@operator-app/drain/admin")
+    delayed = pipe("@operator-app/drain/delayed")
     delay = extension(
         "envoy.filters.http.fault",
         "filters.http.fault.v3.HTTPFault",
@@ -74,10 +74,10 @@ def _drain_bootstrap(drain_s: int) -> Message:
                 }
             ],
             "clusters": [
-                _static_cluster("own-admin", own_admin),
-                _static_cluster("proxy-admin", address("127.0.0.1", ADMIN_PORT))
+                static_cluster("own-admin", own_admin),
+                static_cluster("proxy-admin", pipe(ADMIN_SOCKET))
                 | {"health_checks": [_repeated_post("/healthcheck/fail", timeout_s=1)]},
-                _static_cluster("delayed", delayed)
+                static_cluster("delayed", delayed)
                 | {"health_checks": [_repeated_post("/quitquitquit", timeout_s=drain_s + 10)]},
             ],
         },
@@ -94,15 +94,4 @@ def _repeated_post(path: str, *, timeout_s: int) -> Message:
         "no_traffic_healthy_interval": "1s",
         "healthy_threshold": 1,
         "unhealthy_threshold": 1,
-    }
-
-
-def _static_cluster(name: str, address: Message) -> Message:
-    return {
-        "name": name,
-        "type": "STATIC",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
-        },
     }

@@ -8,12 +8,57 @@ Message = dict[str, Any]
 BUFFER_BYTES: Final = 32 * 1024
 """Soft limit of the read and write buffers of one connection. Envoy's default is 1 MiB, too much at 10,000 of them."""
 
+CONFIG_DIRECTORY: Final = "/etc/envoy"
+"""Mount point of the ConfigMap; it covers the sample configuration of the official images."""
+
 _TYPE: Final = "type.googleapis.com/envoy.extensions."
 
 
 def address(host: str, port: int) -> Message:
     """A TCP address. ``host`` is an IP address, or in a DNS cluster also a DNS name."""
     return {"socket_address": {"address": host, "port_value": port}}
+
+
+def pipe(path: str) -> Message:
+    """A Unix socket; with a leading ``@`` an abstract one, in the Pod's network namespace and in no file."""
+    return {"pipe": {"path": path}}
+
+
+def mounted_file(name: str) -> Message:
+    """The source of resources that Envoy reads from a key of the mounted ConfigMap, again after each change.
+
+    A kubelet replaces all files of a mount at once, by renaming a link called ``..data``, and only afterwards makes the
+    visible names of new keys. So the path leads through that link, and what is watched is the directory that has it.
+    """
+    return {
+        "path_config_source": {
+            "path": f"{CONFIG_DIRECTORY}/..data/{name}",
+            "watched_directory": {"path": CONFIG_DIRECTORY},
+        },
+        "resource_api_version": "V3",
+    }
+
+
+def tcp_listener(name: str, port: int, filters: list[Message]) -> Message:
+    """A listener on every IPv4 address, whose connections are served by ``filters``."""
+    return {
+        "name": name,
+        "address": address("0.0.0.0", port),  # noqa: S104  (the Pod's address is unknown at this time)
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "filter_chains": [{"filters": filters}],
+    }
+
+
+def static_cluster(name: str, address: Message) -> Message:
+    """A cluster of one address that is not resolved."""
+    return {
+        "name": name,
+        "type": "STATIC",
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+        },
+    }
 
 
 def router() -> Message:

@@ -138,10 +138,19 @@ class Kube:
         return self._object("POST", path_of(kind, Key(namespace, "")), body=obj)
 
     def apply(
-        self, kind: Kind, obj: Object, *, field_manager: str = "test", force: bool = False, subresource: str = ""
+        self,
+        kind: Kind,
+        obj: Object,
+        *,
+        field_manager: str = "test",
+        force: bool = False,
+        subresource: str = "",
+        dry_run: bool = False,
     ) -> Object:
-        """Server-side apply; misspelt fields are refused."""
+        """Server-side apply; misspelt fields are refused. A dry run stores nothing, and gives what would be stored."""
         params = {"fieldManager": field_manager, "force": str(force).lower(), "fieldValidation": "Strict"}
+        if dry_run:
+            params["dryRun"] = "All"
         path = path_of(kind, key_of(obj), subresource)
         return self._object("PATCH", path, body=obj, params=params, content_type="application/apply-patch+yaml")
 

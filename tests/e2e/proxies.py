@@ -3,29 +3,32 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
     CHILD_KINDS,
     ENVOY_PROXY,
+    FIELD_MANAGER,
     HOSTNAME_CLAIM,
     NAMESPACE,
+    OPTIONAL_CHILD_KINDS,
     PROXY_REGISTRATION,
     Key,
     Kind,
     Object,
+    Value,
     key_of,
 )
 from operator_app.api.models import parse_spec
 from operator_app.desired import child_key, children
 from operator_app.settings import Settings
-from operator_app.ssa.fields import Difference, differences
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
-from tests.e2e.kube import Kube, NotThere, path_of, wait_until
+from tests.e2e.kube import Kube, KubeError, NotThere, path_of, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
 
 OPERATOR_USER = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
@@ -97,6 +100,8 @@ class ProxyObjects:
     proxy: Object
     children: dict[Kind, Object]
     record: Object
+    optional: dict[Kind, Object] = field(default_factory=dict)
+    """The children that not every proxy has."""
 
     @property
     def uids(self) -> dict[str, str]:
@@ -120,7 +125,9 @@ def objects_of(admin: Kube, key: Key) -> ProxyObjects:
     """Everything that belongs to a proxy. Raises ``KubeError`` where a part is missing."""
     proxy = admin.get(ENVOY_PROXY, key)
     children = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
-    return ProxyObjects(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)))
+    found = ((kind, admin.find(kind, child_key(key))) for kind in OPTIONAL_CHILD_KINDS)
+    optional = {kind: child for kind, child in found if child is not None}
+    return ProxyObjects(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)), optional)
 
 
 def settled_objects_of(admin: Kube, key: Key) -> ProxyObjects:
@@ -135,21 +142,59 @@ def settled_objects_of(admin: Kube, key: Key) -> ProxyObjects:
     raise TimeoutError(f"{key} did not settle within {CONVERGE_TIMEOUT_S} s: {seen.versions}")
 
 
-def declared_children(proxy: Object) -> dict[Kind, Object]:
-    """What a stored proxy declares, as the operator computes it."""
-    return children(proxy, parse_spec(proxy), default_image=Settings().image)
+def declared_children(proxy: Object, live: Mapping[Kind, Object | None] | None = None) -> dict[Kind, Object]:
+    """What a stored proxy declares, as the operator computes it where these children are there."""
+    return children(proxy, parse_spec(proxy), default_image=Settings().image, live=live or {})
 
 
-def drift_of(admin: Kube, key: Key) -> dict[Kind, tuple[Difference, ...]]:
-    """The differences of each child from what the proxy declares; empty when there are none."""
-    declared = declared_children(admin.get(ENVOY_PROXY, key))
-    found = {kind: differences(child, admin.get(kind, key_of(child))) for kind, child in declared.items()}
+def not_as_declared(admin: Kube, kind: Kind, declared: Object) -> tuple[str, ...]:
+    """What an apply of ``declared`` by the operator's manager would change now, by the API server's own judgement.
+
+    The apply is a dry run, so neither a difference nor a field that should have been released is repaired by looking at
+    it, and the operator's own comparison takes no part. An apply that is refused is told as one path.
+    """
+    live = admin.get(kind, key_of(declared))
+    pinned = declared | {"metadata": declared["metadata"] | {"uid": live["metadata"]["uid"]}}
+    try:
+        applied = admin.apply(kind, pinned, field_manager=FIELD_MANAGER, force=True, dry_run=True)
+    except KubeError as error:
+        return (f"refused: {error}",)
+    found = [*_changed_paths("", content_of(live), content_of(applied))]
+    found += [f"ownership{path}" for path in _changed_paths("", _applied_fields(live), _applied_fields(applied))]
+    return tuple(found)
+
+
+def _applied_fields(obj: Object) -> Object:
+    """What the operator's manager owns by its apply, in the spelling of ``fieldsV1``."""
+    for entry in obj["metadata"].get("managedFields", ()):
+        if (entry["manager"], entry["operation"], entry.get("subresource", "")) == (FIELD_MANAGER, "Apply", ""):
+            fields: Object = entry["fieldsV1"]
+            return fields
+    return {}
+
+
+def _changed_paths(path: str, before: Value, after: Value) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted(before.keys() | after.keys()):
+            yield from _changed_paths(f"{path}.{name}", before.get(name), after.get(name))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from _changed_paths(f"{path}[{index}]", one, other)
+    elif before != after:
+        yield path
+
+
+def drift_of(admin: Kube, key: Key) -> dict[Kind, tuple[str, ...]]:
+    """What is not as the proxy declares, by child; empty when all is. Raises ``NotThere`` for a missing child."""
+    live = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
+    declared = declared_children(admin.get(ENVOY_PROXY, key), live)
+    found = {kind: not_as_declared(admin, kind, child) for kind, child in declared.items()}
     return {kind: left for kind, left in found.items() if left}
 
 
 def writes_to_children(audit: AuditLog, key: Key, since: Mark) -> list[AuditEntry]:
     """The operator's writes to the children of one proxy, in their order, the refused ones included."""
-    plurals = {kind.plural for kind in CHILD_KINDS}
+    plurals = {kind.plural for kind in ALL_CHILD_KINDS}
     return [
         each
         for each in audit.writes(OPERATOR_USER, since)

@@ -1,20 +1,24 @@
 """Applying: what is sent for every ownership of an object, and that a stranger's object is never written."""
 
+import contextlib
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from operator_app.api.kinds import CONFIG_MAP, Key, Object
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Object
 from operator_app.apply import IMPOSSIBLE_VERSION, Action, Ownership, OwnershipCheck, Plan, Result, child_check, plan
-from operator_app.errors import ConflictError, TransientError
+from operator_app.errors import ConflictError, TerminalError, TransientError
 from operator_app.results import Outcome
 from tests.unit.scripted_api import (
     CONFLICT,
     NOT_FOUND,
     UNAVAILABLE,
+    Answer,
+    Components,
     ScriptedApi,
     components,
     created,
@@ -280,6 +284,181 @@ async def test_transient_errors_pass_through(tmp_path: Path) -> None:
         look = await own.applier.plan(CONFIG_MAP, wanted(), CHECK)
         with pytest.raises(TransientError):
             await own.applier.execute(look, CHECK)
+
+
+async def test_a_name_that_an_older_object_of_ours_has_is_brought_up_to_date(tmp_path: Path) -> None:
+    """A create that meets our own object with an older declaration repairs it: "ours" is not "as declared"."""
+    api = ScriptedApi(
+        ("apply ConfigMap", CONFLICT), ("get ConfigMap", ok(living("old"))), ("apply ConfigMap", repaired())
+    )
+    async with components(api, tmp_path) as own:
+        result = await own.applier.execute(Plan(CONFIG_MAP, wanted(), None, Action.CREATE), CHECK)
+    assert (result.outcome, result.problem) == (Outcome.CONFIGURED, None)
+    assert api.sent[2].body["data"] == {"file": "new"}
+    assert api.sent[2].body["metadata"]["uid"] == "child-uid"
+
+
+PORT = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": "http"}
+
+
+def wanted_service(*ports: Object) -> Object:
+    """A Service that we want."""
+    metadata = {"name": KEY.name, "namespace": KEY.namespace, "ownerReferences": [OWNER]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": list(ports)}}
+
+
+def service(*ports: Object, version: int = 20) -> Object:
+    """Our Service as it is stored, with these ports."""
+    return stored(wanted_service(*ports), version=version)
+
+
+async def test_what_unblocks_a_repair_and_the_repair_after_it_mean_exactly_what_was_read(tmp_path: Path) -> None:
+    """The patch is pinned to the version that was examined, the second apply to the version that the patch made."""
+    live, cleared = service(PORT | {"port": 81}), service(PORT, version=21)
+    # Another writer has taken the item with our name, so our field set has nothing of it.
+    live["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]["f:ports"] = {}
+    api = ScriptedApi(
+        ("apply Service", refused(422, "Invalid", "spec.ports[1].name")),
+        ("patch Service", ok(cleared)),
+        ("apply Service", repaired()),
+    )
+    desired = wanted_service(PORT)
+    async with components(api, tmp_path, (SERVICE, live)) as own:
+        result = await own.applier.execute(await own.applier.plan(SERVICE, desired, CHECK), CHECK)
+        assert own.store.get(SERVICE, KEY) == result.live
+    assert (result.outcome, result.problem) == (Outcome.CONFIGURED, None)
+    pins = [{name: each.body["metadata"][name] for name in ("uid", "resourceVersion")} for each in api.sent]
+    assert pins == [{"uid": "child-uid", "resourceVersion": version} for version in ("20", "20", "21")]
+    assert [each.is_forced for each in api.sent] == [True, False, True]
+
+
+async def test_what_unblocks_a_repair_of_an_object_that_moved_on_is_not_sent_again(tmp_path: Path) -> None:
+    """A conflict of the patch is a conflict of the repair: what is there is read, and planned anew."""
+    live = service(PORT | {"port": 81})
+    api = ScriptedApi(
+        ("apply Service", refused(422, "Invalid", "spec.ports[1].name")),
+        ("patch Service", CONFLICT),
+        ("get Service", ok(service(PORT, version=22))),
+    )
+    desired = wanted_service(PORT)
+    async with components(api, tmp_path, (SERVICE, live)) as own:
+        result = await own.applier.execute(await own.applier.plan(SERVICE, desired, CHECK), CHECK)
+    assert (result.outcome, result.problem) == (Outcome.UNCHANGED, None)
+
+
+async def test_a_deployment_is_pinned_by_its_uid_alone(tmp_path: Path) -> None:
+    """Its controller writes its status all the time, and a repair need not lose to that."""
+    live = living("old") | {"apiVersion": "apps/v1", "kind": "Deployment"}
+    live["metadata"]["managedFields"][0]["apiVersion"] = "apps/v1"
+    api = ScriptedApi(("apply Deployment", repaired()))
+    desired = wanted() | {"apiVersion": "apps/v1", "kind": "Deployment"}
+    async with components(api, tmp_path, (DEPLOYMENT, live)) as own:
+        await own.applier.execute(await own.applier.plan(DEPLOYMENT, desired, CHECK), CHECK)
+    metadata = api.body("apply Deployment")["metadata"]
+    assert metadata["uid"] == "child-uid"
+    assert "resourceVersion" not in metadata
+
+
+# --- writes of unknown fate ----------------------------------------------------------------------------------------
+
+
+async def try_to_write(own: Components, api: ScriptedApi, answer: Answer, text: str = "new") -> None:
+    """One write that fails."""
+    api.add(("apply ConfigMap", answer))
+    with pytest.raises(TransientError):
+        await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(text), CHECK, ask_server=False), CHECK)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [UNAVAILABLE, refused(500, "InternalError"), refused(504, "Timeout"), lambda _: (200, {"half": "an answer"})],
+    ids=["503", "500", "504", "undecodable"],
+)
+async def test_a_write_of_unknown_fate_is_followed_by_a_live_read(tmp_path: Path, answer: Answer) -> None:
+    """It was carried out, and its event is lost; then the declaration goes back to what the store shows."""
+    api = ScriptedApi()
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        await try_to_write(own, api, answer)
+        api.add(("get ConfigMap", ok(living(version=21))), ("apply ConfigMap", repaired()))
+        back = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted("old"), CHECK), CHECK)
+        assert back.outcome is Outcome.CONFIGURED
+        assert api.sent[-1].body["metadata"]["resourceVersion"] == "21"
+        # What was read is known from then on, and nothing is read again.
+        again = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted("old"), CHECK), CHECK)
+        assert again.outcome is Outcome.UNCHANGED
+
+
+async def test_a_write_that_was_cancelled_is_followed_by_a_live_read(tmp_path: Path) -> None:
+    """Who stops waiting does not know what became of the request."""
+    api = ScriptedApi()
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        look = await own.applier.plan(CONFIG_MAP, wanted(), CHECK)
+        with anyio.CancelScope() as scope:
+
+            def cancel(_: Object) -> tuple[int, Object]:
+                scope.cancel()
+                return 200, living(version=21)
+
+            api.add(("apply ConfigMap", cancel))
+            await own.applier.execute(look, CHECK)
+        assert scope.cancelled_caught
+        api.add(("get ConfigMap", ok(living(version=21))))
+        result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
+        assert result.outcome is Outcome.UNCHANGED
+
+
+async def test_a_create_of_unknown_fate_is_read_even_where_creates_ask_nobody(tmp_path: Path) -> None:
+    """The object is there: no second create, and the store knows it."""
+    api = ScriptedApi()
+    async with components(api, tmp_path) as own:
+        await try_to_write(own, api, UNAVAILABLE)
+        api.add(("get ConfigMap", ok(living())))
+        look = await own.applier.plan(CONFIG_MAP, wanted(), CHECK, ask_server=False)
+        assert look.action is Action.NOTHING
+        assert own.store.get(CONFIG_MAP, KEY) == living()
+
+
+async def test_what_is_gone_after_a_write_of_unknown_fate_is_not_known_any_more(tmp_path: Path) -> None:
+    """And a stranger that has its name is not learned, since no watch would tell when it goes."""
+    api = ScriptedApi()
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        await try_to_write(own, api, UNAVAILABLE)
+        api.add(("get ConfigMap", NOT_FOUND))
+        assert (await own.applier.plan(CONFIG_MAP, wanted(), CHECK)).action is Action.CREATE
+        assert own.store.get(CONFIG_MAP, KEY) is None
+        await try_to_write(own, api, UNAVAILABLE)
+        api.add(("get ConfigMap", ok(strangers())))
+        assert (await own.applier.plan(CONFIG_MAP, wanted(), CHECK)).action is Action.LEAVE
+        assert own.store.get(CONFIG_MAP, KEY) is None
+
+
+async def test_a_read_that_fails_is_tried_again_and_a_resync_makes_it_needless(tmp_path: Path) -> None:
+    """The fate stays unknown until somebody has looked: this read, or the list of a resync."""
+    api = ScriptedApi()
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        await try_to_write(own, api, UNAVAILABLE)
+        for _ in range(2):
+            api.add(("get ConfigMap", UNAVAILABLE))
+            with pytest.raises(TransientError):
+                await own.applier.plan(CONFIG_MAP, wanted(), CHECK)
+        own.applier.reset_rejected()
+        assert (await own.applier.plan(CONFIG_MAP, wanted(), CHECK)).action is Action.REPAIR
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [refused(429, "TooManyRequests"), CONFLICT, refused(403, "Forbidden"), refused(422, "Invalid", "spec.x")],
+    ids=["429", "409", "403", "422"],
+)
+async def test_what_was_certainly_refused_is_not_read_again(tmp_path: Path, answer: Answer) -> None:
+    """These answers say that nothing was written."""
+    api = ScriptedApi(("apply ConfigMap", answer))
+    if answer is CONFLICT:
+        api.add(("get ConfigMap", ok(living("old"))), ("apply ConfigMap", CONFLICT))
+    async with components(api, tmp_path, (CONFIG_MAP, living("old"))) as own:
+        with contextlib.suppress(TransientError, TerminalError):
+            await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
+        assert (await own.applier.plan(CONFIG_MAP, wanted(), CHECK)).action is Action.REPAIR
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from operator_app import app
 from operator_app.__main__ import _while_throttled, main
 from operator_app.api.crd import crds
 from operator_app.api.kinds import Object
-from operator_app.envoy import bootstrap
+from operator_app.envoy import files
 from operator_app.errors import ThrottledError
 from operator_app.kube.client import Cluster
 from operator_app.settings import ENV_PREFIX, Settings
@@ -359,7 +359,7 @@ def test_render_says_what_only_the_operator_can_see(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A configuration that no ConfigMap can hold passes the schema, and is refused all the same."""
-    monkeypatch.setattr(bootstrap, "MAX_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_BYTES", 100)
     file = tmp_path / "proxies.yaml"
     file.write_text(GOOD)
     assert main(["render", "-f", str(file)]) == 2

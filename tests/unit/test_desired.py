@@ -7,15 +7,15 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from operator_app import desired
 from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Kind, Object
 from operator_app.api.models import parse_spec
 from operator_app.api.quantity import canonical
-from operator_app.desired import child_key, children, owner_reference, port_name, proxy_key, selector_labels
-from operator_app.envoy import bootstrap
+from operator_app.desired import child_key, children, owner_reference, port_name, proxy_key, selector_labels, user_id
+from operator_app.envoy.files import rendered
 from tests.unit.ssa.field_sets import kubernetes
 
 UID = "5d1b2f1e-0000-4000-8000-000000000001"
@@ -272,8 +272,8 @@ def test_the_pod_is_restricted() -> None:
     """The Pod runs unprivileged, with a read-only file system and without token or Service environment variables."""
     assert pod()["securityContext"] == {
         "runAsNonRoot": True,
-        "runAsUser": 101,
-        "runAsGroup": 101,
+        "runAsUser": user_id(UID),
+        "runAsGroup": user_id(UID),
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     assert container()["securityContext"] == {
@@ -286,28 +286,147 @@ def test_the_pod_is_restricted() -> None:
     assert all(mount["readOnly"] for mount in container()["volumeMounts"])
 
 
+def test_each_proxy_has_a_user_of_its_own() -> None:
+    """A node's bound on inotify instances of one user is one proxy's alone; the user stays while the proxy does."""
+    users = [user_id(f"5d1b2f1e-0000-4000-8000-{number:012}") for number in range(1000)]
+    assert len(set(users)) > 980
+    assert all(10_000 <= each < 60_000 for each in users)
+    assert user_id(UID) == user_id(UID)
+
+
 def test_the_configuration_is_mounted_where_envoy_reads_it() -> None:
     """ConfigMap, volume, mount and ``--config-path`` refer to the same file."""
     config_map = made()[CONFIG_MAP]
-    (file,) = config_map["data"]
+    file = f"envoy-{revision()}.json"
     (volume,), (mount,) = pod()["volumes"], container()["volumeMounts"]
     assert volume["configMap"]["name"] == config_map["metadata"]["name"]
     assert volume["name"] == mount["name"]
     assert container()["args"][:2] == ["--config-path", f"{mount['mountPath']}/{file}"]
-    assert yaml.safe_load(config_map["data"][file])["static_resources"]["listeners"]
+    config = json.loads(config_map["data"][file])
+    for name in ("lds_config", "cds_config"):
+        source = config["dynamic_resources"][name]["path_config_source"]
+        assert source["watched_directory"] == {"path": mount["mountPath"]}
+        directory, _, read = source["path"].rpartition("/")
+        assert directory == f"{mount['mountPath']}/..data"
+        assert read in config_map["data"]
 
 
-def test_an_edit_of_the_configuration_rolls_out_new_pods() -> None:
-    """The Pod template has the hash of the ConfigMap's text as an annotation."""
+def revision(spec: Object = SPEC) -> str:
+    """The revision of the Pods of a proxy with this spec."""
+    return rendered(parse_spec({"spec": spec})).revision
+
+
+def test_an_edit_of_routes_and_backends_replaces_no_pod() -> None:
+    """Only the ConfigMap differs afterwards, in the files of routes and clusters; the Deployment is the same."""
     edited = deepcopy(SPEC)
-    edited["backends"][0]["endpoints"][0]["port"] = 8081
+    edited["backends"].append({"name": "new", "endpoints": [{"host": "new.team-a.svc", "port": 8081}]})
+    edited["listeners"][0]["routes"] = [{"backend": "new"}]
+    edited["listeners"][1]["routes"] = [{"backend": "new"}]
     before, after = made(SPEC), made(edited)
-    templates = [each[DEPLOYMENT]["spec"]["template"] for each in (before, after)]
-    assert templates[0]["spec"] == templates[1]["spec"]
-    for each, template in zip((before, after), templates, strict=True):
-        (text,) = each[CONFIG_MAP]["data"].values()
-        assert template["metadata"]["annotations"] == {"edge.operator-app.dev/config-hash": bootstrap.config_hash(text)}
-    assert templates[0] != templates[1]
+    assert [kind for kind in CHILD_KINDS if before[kind] != after[kind]] == [CONFIG_MAP]
+    texts = before[CONFIG_MAP]["data"], after[CONFIG_MAP]["data"]
+    assert texts[0].keys() == texts[1].keys()
+    assert {name for name in texts[0] if texts[0][name] != texts[1][name]} == {"cds.json", "rds-http.json"}
+
+
+@pytest.mark.parametrize("change", [{"targetPort": 8081}, {"name": "web"}], ids=str)
+def test_an_edit_that_no_running_pod_can_follow_replaces_all(change: Object) -> None:
+    """Another container port or listener makes Pods of another revision, which read files of their own."""
+    edited = deepcopy(SPEC)
+    edited["listeners"][0] |= change
+    before, after = made(SPEC), made(edited)
+    revisions = [
+        each[DEPLOYMENT]["spec"]["template"]["metadata"]["annotations"]["edge.operator-app.dev/revision"]
+        for each in (before, after)
+    ]
+    assert revisions == [revision(SPEC), revision(edited)]
+    assert revisions[0] != revisions[1]
+    for kind in ("envoy", "lds"):
+        names = [f"{kind}-{each}.json" for each in revisions]
+        assert [name in data for name, data in zip(names, (before[CONFIG_MAP]["data"],) * 2, strict=True)] == [
+            True,
+            False,
+        ]
+        assert [name in data for name, data in zip(names, (after[CONFIG_MAP]["data"],) * 2, strict=True)] == [
+            False,
+            True,
+        ]
+
+
+# --- files of Pods of an older revision -------------------------------------------------------------------------------
+
+RENAMED: Object = SPEC | {"listeners": [SPEC["listeners"][0] | {"name": "web"}, SPEC["listeners"][1]]}
+
+
+def live(spec: Object, status: Object, *, of: Object, foreign: Object | None = None) -> dict[Kind, Object | None]:
+    """Children as they are known: the ConfigMap of ``spec``, and a Deployment with the template of ``of``."""
+    config_map, deployment = deepcopy(made(spec)[CONFIG_MAP]), deepcopy(made(of)[DEPLOYMENT])
+    owned: Object = {"f:data": {f"f:{name}": {} for name in config_map["data"]}}
+    entry = {"manager": "operator-app", "operation": "Apply", "apiVersion": "v1", "fieldsV1": owned}
+    config_map["metadata"]["managedFields"] = [entry]
+    config_map["data"] |= foreign or {}
+    deployment["metadata"]["generation"] = 2
+    return {CONFIG_MAP: config_map, DEPLOYMENT: deployment | {"status": status}, SERVICE: None}
+
+
+def files_with(known: dict[Kind, Object | None], **metadata: Json) -> set[str]:
+    """The names of the files that a proxy with ``RENAMED`` keeps from before."""
+    obj = proxy(RENAMED, **metadata)
+    found = children(obj, parse_spec(obj), default_image="envoy:default", live=known)
+    assert found[DEPLOYMENT] == made(RENAMED, **metadata)[DEPLOYMENT]
+    new = made(RENAMED)[CONFIG_MAP]["data"]
+    assert new.items() <= found[CONFIG_MAP]["data"].items()
+    return set(found[CONFIG_MAP]["data"]) - set(new)
+
+
+OLD_FILES = {f"envoy-{revision(SPEC)}.json", f"lds-{revision(SPEC)}.json", "rds-http.json"}
+SERVING: Object = {"observedGeneration": 2, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "of", "kept"),
+    [
+        (SERVING, SPEC, OLD_FILES),
+        (SERVING, RENAMED, set()),
+        (SERVING | {"replicas": 2}, RENAMED, OLD_FILES),
+        (SERVING | {"updatedReplicas": 0}, RENAMED, OLD_FILES),
+        (SERVING | {"availableReplicas": 0}, RENAMED, OLD_FILES),
+        (SERVING | {"observedGeneration": 1}, RENAMED, OLD_FILES),
+        ({"observedGeneration": 2}, SPEC, set()),
+        ({}, RENAMED, set()),
+    ],
+    ids=[
+        "before the edit",
+        "rolled out",
+        "one is left",
+        "one is missing",
+        "between two",
+        "not seen yet",
+        "scaled to zero",
+        "no status",
+    ],
+)
+def test_files_of_an_older_revision_stay_while_its_pods_run(status: Object, of: Object, kept: set[str]) -> None:
+    """A Pod of the old template that is started again finds what it was rolled out with; afterwards its files go."""
+    assert files_with(live(SPEC, status, of=of)) == kept
+
+
+def test_what_others_have_in_the_config_map_is_not_taken() -> None:
+    """Neither keys of another writer, whatever their names, nor those of a ConfigMap or Deployment of another owner."""
+    foreign = {"rds-theirs.json": "{}", "notes": "x"}
+    assert files_with(live(SPEC, SERVING, of=SPEC, foreign=foreign)) == OLD_FILES
+    assert files_with(live(SPEC, SERVING, of=SPEC), uid="another") == set()
+
+
+def test_files_that_do_not_fit_beside_the_new_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ConfigMap that is too large would be refused, and the edit with it."""
+    known = live(SPEC, SERVING, of=SPEC)
+    total = sum(len(text) for kept in (SPEC, RENAMED) for text in made(kept)[CONFIG_MAP]["data"].values())
+    shared = sum(len(made(RENAMED)[CONFIG_MAP]["data"][name]) for name in ("cds.json",))
+    monkeypatch.setattr(desired, "MAX_BYTES", total - shared)
+    assert files_with(known) == OLD_FILES
+    monkeypatch.setattr(desired, "MAX_BYTES", total - shared - 1)
+    assert files_with(known) == set()
 
 
 def test_scaling_keeps_the_pod_template() -> None:

@@ -27,12 +27,21 @@ from operator_app.api.kinds import (
     key_of,
 )
 from operator_app.desired import child_key
-from operator_app.ssa.fields import differences, fields_of
+from operator_app.ssa.fields import fields_of
 from tests.e2e.budget import avoidable
 from tests.e2e.controlplane import AuditEntry, AuditLog
-from tests.e2e.kube import Kube, KubeError, PatchType
+from tests.e2e.kube import Kube, KubeError, NotThere, PatchType
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.e2e.proxies import CONTAINER, OPERATOR_USER, a_proxy, condition, content_of, declared_children, record_key
+from tests.e2e.proxies import (
+    CONTAINER,
+    OPERATOR_USER,
+    a_proxy,
+    condition,
+    content_of,
+    declared_children,
+    not_as_declared,
+    record_key,
+)
 
 NAMES: Final = ("a", "b")
 FOREIGN_NAME: Final = "example.com/mark"
@@ -274,21 +283,28 @@ class ClusterModel:
             yield f"{name} has another spec than was declared"
         foreign_kinds = [kind for kind in CHILD_KINDS if (kind, name) in self._foreign]
         uid = proxy["metadata"]["uid"]
-        for kind, declared in declared_children(proxy).items():
+        known = {kind: self._admin.find(kind, self._child(name)) for kind in CHILD_KINDS}
+        for kind, declared in declared_children(proxy, known).items():
             if kind in foreign_kinds or (kind == DEPLOYMENT and CONFIG_MAP in foreign_kinds):
                 continue
-            live = self._admin.find(kind, key_of(declared))
+            live = known[kind]
             if live is None:
                 yield f"{kind} of {name} is missing"
                 continue
             if [each["uid"] for each in live["metadata"].get("ownerReferences", ())] != [uid]:
                 yield f"{kind} of {name} is not owned by it"
-            yield from (f"{kind} of {name}: {each} is {each.drift}" for each in differences(declared, live))
+            yield from (f"{kind} of {name}: {each}" for each in self._not_as_declared(kind, declared))
         yield from self._problems_of_status(name, proxy, has_foreign=bool(foreign_kinds))
         if not foreign_kinds:
             mine = [each for each in records if each["metadata"]["name"] == record_key(proxy).name]
             if [each["spec"]["generation"] for each in mine] != [proxy["metadata"]["generation"]]:
                 yield f"the record of {name} is not of its generation"
+
+    def _not_as_declared(self, kind: Kind, declared: Object) -> tuple[str, ...]:
+        try:
+            return not_as_declared(self._admin, kind, declared)
+        except NotThere:
+            return ("it is gone",)
 
     def _problems_of_status(self, name: str, proxy: Object, *, has_foreign: bool) -> Iterator[str]:
         status = proxy.get("status") or {}

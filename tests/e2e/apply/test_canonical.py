@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
+from operator_app.api.kinds import CHILD_KINDS, DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, SERVICE, Key, Object, key_of
+from operator_app.desired import child_key
 from operator_app.ssa.fields import differences
 from tests.e2e.components import components
 from tests.e2e.controlplane import Cluster as ControlPlane
@@ -96,6 +97,59 @@ SPECS: Final[dict[str, dict[str, Any]]] = {
         }
     },
     "request-alone": {"resources": {"requests": {"cpu": "0.250"}}},
+    "placement": {
+        "nodeSelector": {"example.com/pool": "edge", "plain": ""},
+        "tolerations": [
+            {"key": "a"},
+            {"key": "a", "value": "b", "effect": "NoSchedule"},
+            {"key": "a", "operator": "Equal", "value": "", "effect": "NoExecute", "tolerationSeconds": 0},
+        ],
+        "topologySpread": [
+            {"topologyKey": "kubernetes.io/hostname"},
+            {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"},
+        ],
+        "serviceAccountName": "edge",
+        "imagePullSecrets": [{"name": "b"}, {"name": "a"}],
+        "podLabels": {"example.com/cost": "shop", "empty": ""},
+        "podAnnotations": {"example.com/json": '{"a": 1}', "empty": ""},
+    },
+    "two-proxies": {"replicas": 2},
+    "optional-children": {
+        "disruption": {"maxUnavailable": 2},
+        "networkPolicy": {
+            "from": [
+                {"cidr": "fd00::/8"},
+                {"namespace": "team-b"},
+                {"podLabels": {"app": "web"}},
+                {"namespace": "team-b", "podLabels": {"app": "web", "empty": ""}},
+            ]
+        },
+        "autoscaling": {"minReplicas": 2, "maxReplicas": 3},
+        "resources": {"requests": {"cpu": "250m"}},
+    },
+    "open-network-policy": {
+        "networkPolicy": {},
+        "backends": [
+            {
+                "name": "app",
+                "endpoints": [
+                    {"host": each, "port": 8080} for each in ("a", "a.b", "a.b.svc", "a.b.c", "10.0.0.7", "fd00::7")
+                ],
+            }
+        ],
+    },
+    "load-balancer-options": {
+        "service": {
+            "type": "LoadBalancer",
+            "loadBalancerClass": "example.com/edge",
+            "loadBalancerSourceRanges": ["10.0.0.0/8", "192.0.2.0/24"],
+            "externalTrafficPolicy": "Local",
+            "ipFamilyPolicy": "PreferDualStack",
+        },
+        "listeners": [HTTP | {"nodePort": 31080}],
+    },
+    "load-balancer-without-options": {"service": {"type": "LoadBalancer", "loadBalancerClass": "example.com/edge"}},
+    "cluster-traffic": {"service": {"type": "NodePort", "externalTrafficPolicy": "Cluster"}},
     "limit-alone": {"resources": {"limits": {"memory": "1.5Gi"}}},
 }
 """Specs by the name of their proxy."""
@@ -149,8 +203,9 @@ def test_every_change_of_the_spec_is_stored_as_declared(
         spec = a_proxy(namespace, **SPECS[name])["spec"]
         admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": spec}], patch_type="json")
         proxy = wait_reconciled(admin, key)
-        for kind, declared in declared_children(proxy).items():
-            stored = admin.get(kind, key_of(declared))
+        live = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
+        for kind, declared in declared_children(proxy, live).items():
+            stored = live[kind]
             assert differences(declared, stored) == (), name
             if kind == SERVICE:
                 ports = [(each["name"], each["port"], each["targetPort"]) for each in stored["spec"]["ports"]]

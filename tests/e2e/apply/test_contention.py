@@ -21,7 +21,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.desired import child_key
-from operator_app.envoy.bootstrap import CONFIG_FILE
+from operator_app.envoy.files import CLUSTERS_FILE
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark
 from tests.e2e.kube import Kube, wait_until
@@ -86,7 +86,10 @@ def label_edit(key: Key, kind: Kind, value: str | None = "rival") -> RivalEdit:
 def data_edit(key: Key) -> RivalEdit:
     """A rival's edit of Envoy's configuration."""
     return RivalEdit(
-        CONFIG_MAP, child_key(key), lambda live: bool(live["data"][CONFIG_FILE] == "{}"), {"data": {CONFIG_FILE: "{}"}}
+        CONFIG_MAP,
+        child_key(key),
+        lambda live: bool(live["data"][CLUSTERS_FILE] == "{}"),
+        {"data": {CLUSTERS_FILE: "{}"}},
     )
 
 
@@ -219,7 +222,7 @@ def test_repairs_against_a_rival_that_deletes_a_child_slow_down_too(
     converged(admin, key)
     child = child_key(key)
     if is_stalled:
-        admin.patch(CONFIG_MAP, child, {"immutable": True, "data": {CONFIG_FILE: "{}"}})
+        admin.patch(CONFIG_MAP, child, {"immutable": True, "data": {CLUSTERS_FILE: "{}"}})
         admin.wait_until(ENVOY_PROXY, key, holds("Stalled"))
     others = {each: admin.get(each, child)["metadata"]["uid"] for each in CHILD_KINDS if each != kind}
     mark = audit.mark()
@@ -352,7 +355,7 @@ def test_an_immutable_child_stalls_alone(
     converged(admin, key)
     child = child_key(key)
     mark = audit.mark()
-    admin.patch(CONFIG_MAP, child, {"immutable": True} | ({"data": {CONFIG_FILE: "{}"}} if is_changed else {}))
+    admin.patch(CONFIG_MAP, child, {"immutable": True} | ({"data": {CLUSTERS_FILE: "{}"}} if is_changed else {}))
     if not is_changed:
         time.sleep(1)
         assert writes_to(audit, CONFIG_MAP, child, mark) == [], "as long as it is as declared, nothing is wrong"

@@ -10,6 +10,7 @@ import pytest
 
 from operator_app.api.kinds import (
     ANNOTATION_INSTALLATION,
+    ANNOTATION_REVISION,
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -22,8 +23,8 @@ from operator_app.api.kinds import (
     Kind,
     Object,
 )
-from operator_app.desired import ANNOTATION_CONFIG_HASH, child_key
-from operator_app.envoy import bootstrap
+from operator_app.desired import child_key
+from operator_app.envoy.files import CLUSTERS_FILE
 from operator_app.ssa.comanagers import has_stale_managers
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.kube import Kube, PatchType, wait_until
@@ -144,12 +145,12 @@ DRIFTS: Final = (
         json_patch("replace", f"/spec/template/metadata/labels/{label_path(LABEL_MANAGED_BY)}", "somebody"),
     ),
     Drift(
-        "configuration hash",
+        "revision",
         DEPLOYMENT,
-        {"spec": {"template": {"metadata": {"annotations": {ANNOTATION_CONFIG_HASH: "0" * 16}}}}},
+        {"spec": {"template": {"metadata": {"annotations": {ANNOTATION_REVISION: "0" * 16}}}}},
     ),
-    Drift("data", CONFIG_MAP, {"data": {bootstrap.CONFIG_FILE: "{}"}}),
-    Drift("data key removed", CONFIG_MAP, {"data": {bootstrap.CONFIG_FILE: None}}),
+    Drift("data", CONFIG_MAP, {"data": {CLUSTERS_FILE: "{}"}}),
+    Drift("data key removed", CONFIG_MAP, {"data": {CLUSTERS_FILE: None}}),
     *(Drift("owner label", kind, {"metadata": {"labels": {LABEL_OWNER_UID: "nobody"}}}) for kind in CHILD_KINDS),
     *(Drift("managed-by removed", kind, {"metadata": {"labels": {LABEL_MANAGED_BY: None}}}) for kind in CHILD_KINDS),
     *(
@@ -196,7 +197,7 @@ def test_a_field_taken_by_a_forced_apply_is_taken_back(admin: Kube, audit: Audit
     before = objects_of(admin, key)
     mark = audit.mark()
     taken: dict[Kind, Object] = {
-        CONFIG_MAP: {"data": {bootstrap.CONFIG_FILE: "{}"}},
+        CONFIG_MAP: {"data": {CLUSTERS_FILE: "{}"}},
         DEPLOYMENT: {"spec": {"replicas": 7}},
         SERVICE: {"spec": {"selector": {"app": "other"}}},
     }
@@ -232,7 +233,7 @@ def test_what_others_add_stays_without_a_write(admin: Kube, audit: AuditLog, key
     # A repair of the same objects leaves the additions as they are as well.
     admin.patch(SERVICE, child, {"spec": {"selector": {"app": "other"}}})
     admin.patch(DEPLOYMENT, child, {"spec": {"replicas": 5}})
-    admin.patch(CONFIG_MAP, child, {"data": {bootstrap.CONFIG_FILE: None}})
+    admin.patch(CONFIG_MAP, child, {"data": {CLUSTERS_FILE: None}})
     wait_until(lambda: not drift_of(admin, key), what="the repair")
     after = objects_of(admin, key).children
     assert [each["name"] for each in after[SERVICE]["spec"]["ports"]] == ["http", "extra"]
@@ -301,7 +302,7 @@ def test_everything_broken_at_once_takes_one_write_for_each_child(admin: Kube, a
     mark = audit.mark()
     child = child_key(key)
 
-    admin.patch(CONFIG_MAP, child, {"data": {bootstrap.CONFIG_FILE: "broken"}}, field_manager="one")
+    admin.patch(CONFIG_MAP, child, {"data": {CLUSTERS_FILE: "broken"}}, field_manager="one")
     wait_until(lambda: not drift_of(admin, key), what="the repair of the ConfigMap")
     admin.patch(DEPLOYMENT, child, {"spec": {"replicas": 4, "minReadySeconds": 1}}, field_manager="two")
     wait_until(lambda: not drift_of(admin, key), what="the repair of the Deployment")

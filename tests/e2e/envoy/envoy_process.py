@@ -1,18 +1,20 @@
 """Envoy as a process on loopback, with HTTP backends.
 
-The ports of a configuration are replaced by free ones; nothing else of it is changed.
+The ports of a configuration are replaced by free ones, the mount and the sockets by those of the test; nothing else of
+it is changed.
 """
 
 import json
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -20,7 +22,9 @@ from typing import Any, Self, TypeVar, cast
 import pytest
 
 from operator_app.api.models import EnvoyProxySpec
-from operator_app.envoy import bootstrap
+from operator_app.envoy import internal
+from operator_app.envoy.files import Files, rendered
+from operator_app.envoy.messages import CONFIG_DIRECTORY
 
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent)) or shutil.which("envoy")
 
@@ -40,28 +44,62 @@ def eventually(probe: Callable[[], T | None], what: str) -> T:
     return result
 
 
-class EnvoyProcess:
-    """A running Envoy. ``port`` returns the real port of a listener of the spec or of ``internal/readiness``."""
+class _Unix(HTTPConnection):
+    """A connection to an abstract Unix socket, whose name is written with a leading ``@``."""
 
-    def __init__(self, config: dict[str, Any], directory: Path) -> None:
-        config = json.loads(bootstrap.render(config))
-        config["admin"]["address"]["socket_address"]["port_value"] = 0
-        for listener in config["static_resources"]["listeners"]:
-            listener["address"]["socket_address"]["port_value"] = 0
-        (directory / bootstrap.CONFIG_FILE).write_text(json.dumps(config))
-        self._admin_file = directory / "admin"
+    def connect(self) -> None:
+        """Open the socket."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(DEADLINE_S)
+        self.sock.connect("\0" + self.host.removeprefix("@"))
+
+
+class Mount:
+    """A directory that is filled as a kubelet fills that of a ConfigMap: all files at once, by renaming a link."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        directory.mkdir()
+        self._versions = 0
+
+    def swap(self, texts: Mapping[str, str]) -> None:
+        """Replace all files."""
+        self._versions += 1
+        data = self.path / f"..{self._versions}"
+        data.mkdir()
+        for name, text in texts.items():
+            (data / name).write_text(text)
+        new = self.path / "..data_tmp"
+        new.symlink_to(data.name)
+        new.rename(self.path / "..data")
+        for name in texts:
+            if not (self.path / name).is_symlink():
+                (self.path / name).symlink_to(f"..data/{name}")
+
+
+class EnvoyProcess:
+    """A running Envoy. ``port`` returns the real port of a listener of the spec or of ``internal/readiness``.
+
+    ``instead`` are files that it is started with in place of those of ``spec``.
+    """
+
+    def __init__(self, spec: EnvoyProxySpec, directory: Path, instead: Mapping[str, str] | None = None) -> None:
+        self._sockets = f"@{directory}/"
+        self.admin_socket = self._local(internal.ADMIN_SOCKET)
+        self.mount = Mount(directory / "mount")
+        self.files = rendered(spec)
+        self.mount.swap(self.local_texts(self.files) | dict(instead or {}))
         self._log = (directory / "log").open("wb")
         self.log_path = directory / "log"
-        command = [ENVOY, "-c", directory / bootstrap.CONFIG_FILE, "--admin-address-path", self._admin_file]
+        command = [str(ENVOY), "--config-path", str(self.mount.path / self.files.bootstrap_file)]
+        command += ["--service-cluster", "tests/proxy", "--service-node", "local", "--reject-unknown-dynamic-fields"]
         self.process = subprocess.Popen(
-            [*map(str, command), "--disable-hot-restart", "--concurrency", "2"], stdout=self._log, stderr=self._log
+            [*command, "--disable-hot-restart", "--concurrency", "2"], stdout=self._log, stderr=self._log
         )
 
     def __enter__(self) -> Self:
-        self.admin_port = eventually(self._find_admin, "Envoy's admin interface")
-        eventually(lambda: True if self.admin("/ready") == "LIVE\n" else None, "Envoy is live")
-        listeners = json.loads(self.admin("/listeners?format=json"))["listener_statuses"]
-        self._ports = {each["name"]: each["local_address"]["socket_address"]["port_value"] for each in listeners}
+        eventually(self._is_live, "Envoy to be live")
+        self.find_ports()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,17 +107,45 @@ class EnvoyProcess:
         self.process.wait(DEADLINE_S)
         self._log.close()
 
-    def _find_admin(self) -> int | None:
+    def local_texts(self, files: Files) -> dict[str, str]:
+        """The texts of ``files`` with this Envoy's mount and sockets, and with free ports in place of fixed ones."""
+        return {name: self._local(text) for name, text in files.texts.items()}
+
+    def reload(self, spec: EnvoyProxySpec) -> None:
+        """Put the files of another spec into the mount."""
+        self.files = rendered(spec)
+        self.mount.swap(self.local_texts(self.files))
+
+    def _local(self, text: str) -> str:
+        text = text.replace(f'"{CONFIG_DIRECTORY}', f'"{self.mount.path}') if hasattr(self, "mount") else text
+        text = text.replace("@operator-app/", self._sockets)
+        return re.sub(r'("address": ?"0\.0\.0\.0",\s*"port_value": ?)\d+', lambda found: f"{found[1]}0", text)
+
+    def find_ports(self) -> None:
+        """Ask Envoy at which ports it listens."""
+        listeners = json.loads(self.admin("/listeners?format=json"))["listener_statuses"]
+        self._ports = {each["name"]: each["local_address"]["socket_address"]["port_value"] for each in listeners}
+
+    def _is_live(self) -> bool | None:
         assert self.process.poll() is None, self.log_path.read_text()
-        text = self._admin_file.read_text() if self._admin_file.exists() else ""
-        return int(text.rpartition(":")[2]) if text else None
+        return True if self.admin("/ready") == "LIVE\n" else None
+
+    def loaded(self) -> dict[str, str]:
+        """The versions that this Envoy has loaded, by the prefix of the statistics about them."""
+        stats = dict(line.split(": ", 1) for line in self.admin("/stats?filter=version_text$").splitlines())
+        return {name.removesuffix(".version_text"): value.strip('"') for name, value in stats.items()}
+
+    def has_loaded(self) -> bool | None:
+        """Whether the latest files are loaded; ``None`` if not."""
+        return True if self.loaded() == self.files.versions else None
 
     def admin(self, path: str) -> str:
         """The body that the admin interface returns for a GET, empty if the request fails."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}{path}", timeout=DEADLINE_S) as answer:
-                return str(answer.read().decode())
-        except OSError:
+            with closing(_Unix(self.admin_socket)) as connection:
+                connection.request("GET", path, headers={"Host": "admin"})
+                return connection.getresponse().read().decode()
+        except (OSError, HTTPException):
             return ""
 
     def port(self, name: str) -> int:
@@ -158,6 +224,6 @@ def declared(server: Backend, host: str = "127.0.0.1") -> dict[str, Any]:
     return {"name": server.name, "endpoints": [{"host": host, "port": server.server_port}]}
 
 
-def running(spec: EnvoyProxySpec, directory: Path) -> EnvoyProcess:
+def running(spec: EnvoyProxySpec, directory: Path, instead: Mapping[str, str] | None = None) -> EnvoyProcess:
     """The Envoy that ``spec`` declares, as a context manager that starts and stops it."""
-    return EnvoyProcess(bootstrap.bootstrap(spec), directory)
+    return EnvoyProcess(spec, directory, instead)

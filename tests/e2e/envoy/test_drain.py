@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 
-from operator_app.api.models import ADMIN_PORT
 from operator_app.envoy import drain
 from tests.e2e.envoy.envoy_process import (
     DEADLINE_S,
@@ -25,11 +24,10 @@ from tests.unit.envoy import cases
 pytestmark = NEEDS_ENVOY
 
 
-def hook(proxy_admin_port: int, drain_s: int) -> list[str]:
-    """The hook's command with another admin port, and with socket names that no other test uses."""
+def hook(admin_socket: str, drain_s: int) -> list[str]:
+    """The hook's command with names of sockets that no other test uses."""
     _, *arguments = drain.pre_stop(drain_s)["exec"]["command"]
-    arguments = [each.replace(f'"port_value":{ADMIN_PORT}', f'"port_value":{proxy_admin_port}') for each in arguments]
-    return [str(ENVOY), *(each.replace("@operator-app/", f"@{proxy_admin_port}/") for each in arguments)]
+    return [str(ENVOY), *(each.replace("@operator-app/", admin_socket.removesuffix("admin")) for each in arguments)]
 
 
 class Client(threading.Thread):
@@ -82,7 +80,7 @@ def test_draining_loses_nothing(tmp_path: Path) -> None:
                 client.start()
 
             started = time.monotonic()
-            draining = subprocess.Popen(hook(proxy.admin_port, drain_s))
+            draining = subprocess.Popen(hook(proxy.admin_socket, drain_s))
             eventually(lambda: True if proxy.get("internal/readiness", "/ready")[0] == 503 else None, "not ready")
             assert time.monotonic() - started < drain_s
             assert exchange(kept, "/")[2]["connection"] == "close"
@@ -105,9 +103,11 @@ def test_draining_loses_nothing(tmp_path: Path) -> None:
         assert proxy.process.returncode == 0
 
 
-def test_hook_exits_although_the_proxy_does_not_answer() -> None:
+def test_hook_exits_although_the_proxy_does_not_answer(tmp_path: Path) -> None:
     """The hook exits with status 0 after ``drain_s``, even if the proxy's admin interface does not respond."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+    with closing(socket.socket(socket.AF_UNIX)) as silent:
+        silent.bind(f"\0{tmp_path}/admin")
+        silent.listen()
         started = time.monotonic()
-        assert subprocess.run(hook(silent.getsockname()[1], 1), check=False, timeout=DEADLINE_S).returncode == 0
+        assert subprocess.run(hook(f"@{tmp_path}/admin", 1), check=False, timeout=DEADLINE_S).returncode == 0
         assert time.monotonic() - started >= 1

@@ -2,7 +2,6 @@
 
 import json
 import random
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -176,21 +175,55 @@ def test_access_log_is_one_json_line_without_the_query(backends: list[Backend], 
         ("GET", "/ready?x", 404),
         ("GET", "/", 404),
         ("GET", "/stats", 404),
+        ("POST", "/loaded", 404),
         ("POST", "/healthcheck/fail", 404),
         ("POST", "/quitquitquit", 404),
     ],
 )
-def test_readiness_listener_serves_one_path(proxy: EnvoyProcess, method: str, path: str, status: int) -> None:
-    """The readiness listener serves ``GET /ready`` only: no path of the admin interface and no route of the spec."""
+def test_readiness_listener_serves_nothing_else(proxy: EnvoyProcess, method: str, path: str, status: int) -> None:
+    """Beside its two paths the readiness listener serves no path of the admin interface and no route of the spec."""
     with closing(HTTPConnection("127.0.0.1", proxy.port("internal/readiness"), timeout=DEADLINE_S)) as connection:
         found, body, _ = exchange(connection, path, "shop.example.com", method)
     assert (found, body) == (status, "")
 
 
-def test_admin_interface_is_reachable_on_one_loopback_address_only(proxy: EnvoyProcess) -> None:
-    """On 127.0.0.2, which stands for any other address, listeners accept connections; the admin interface does not."""
+def test_the_proxy_says_what_it_has_loaded(proxy: EnvoyProcess) -> None:
+    """``GET /loaded`` answers the versions of all files, refusals and what is warming, and nothing else."""
+    with closing(HTTPConnection("127.0.0.1", proxy.port("internal/readiness"), timeout=DEADLINE_S)) as connection:
+        status, body, _ = exchange(connection, "/loaded")
+    assert status == 200
+    found = dict(line.split(": ", 1) for line in body.splitlines())
+    expected = {f"{stat}.version_text": f'"{version}"' for stat, version in proxy.files.versions.items()}
+    expected |= {
+        f"{stat}.{each}": "0" for stat in proxy.files.versions for each in ("update_failure", "update_rejected")
+    }
+    assert found == expected | {
+        "cluster_manager.warming_clusters": "0",
+        "listener_manager.total_listeners_warming": "0",
+    }
+
+
+@pytest.mark.parametrize("path", ["/loaded?", "/loaded?filter=.*", "/loaded&filter=.*", "/loaded/", "/loaded#x"])
+def test_nothing_can_be_added_to_the_question(proxy: EnvoyProcess, path: str) -> None:
+    """A request with anything behind the path is not forwarded to the admin interface."""
+    with closing(HTTPConnection("127.0.0.1", proxy.port("internal/readiness"), timeout=DEADLINE_S)) as connection:
+        assert exchange(connection, path)[0] in {400, 404}
+
+
+def test_admin_interface_has_no_port(proxy: EnvoyProcess) -> None:
+    """Envoy listens at the ports of its listeners alone; the admin interface answers at its socket."""
     assert proxy.admin("/ready") == "LIVE\n"
-    with socket.create_connection(("127.0.0.2", proxy.port("all")), DEADLINE_S):
-        pass
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", proxy.admin_port), DEADLINE_S)
+    listening = {
+        int(line.split()[1].rpartition(":")[2], 16)
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{proxy.process.pid}/net/{table}").read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and line.split()[9] in _sockets_of(proxy.process.pid)
+    }
+    names = ("http", "all", "tcp", "internal/readiness")
+    assert listening == {proxy.port(name) for name in names}
+
+
+def _sockets_of(pid: int) -> set[str]:
+    """The inodes of a process's sockets."""
+    links = (str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir())
+    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}

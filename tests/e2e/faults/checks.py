@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from operator_app.api.kinds import (
+    CHILD_KINDS,
     DEPLOYMENT,
     ENVOY_PROXY,
     FIELD_MANAGER,
@@ -53,7 +54,8 @@ def problems(scenario: Scenario, namespace: str, view: View, foreign: View, uid:
     if proxy is None or proxy["metadata"]["uid"] != uid:
         yield "the proxy is not there"
         return
-    declared = children(proxy, parse_spec(proxy), default_image=_IMAGE)
+    known = {kind: view.get((kind, child_key(key))) for kind in CHILD_KINDS}
+    declared = children(proxy, parse_spec(proxy), default_image=_IMAGE, live=known)
     expected: dict[Address, Object] = {(kind, child_key(key)): child for kind, child in declared.items()}
     yield from (f"{kind} {name} is an orphan" for kind, name in managed - expected.keys())
     for address, child in expected.items():

@@ -20,7 +20,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.desired import child_key
-from operator_app.envoy.bootstrap import CONFIG_FILE
+from operator_app.envoy.files import CLUSTERS_FILE
 from tests.e2e.kube import Kube
 from tests.e2e.proxies import a_proxy
 
@@ -74,7 +74,7 @@ def _delete_children(admin: Kube, namespace: str) -> None:
 
 def _drift(admin: Kube, namespace: str) -> None:
     key = child_key(Key(namespace, NAME))
-    admin.patch(CONFIG_MAP, key, {"data": {CONFIG_FILE: "{}"}})
+    admin.patch(CONFIG_MAP, key, {"data": {CLUSTERS_FILE: "{}"}})
     admin.patch(SERVICE, key, [{"op": "replace", "path": "/spec/ports/0/targetPort", "value": 1}], patch_type="json")
     image = {"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "stranger:latest"}
     admin.patch(DEPLOYMENT, key, [image], patch_type="json")

@@ -18,7 +18,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.desired import child_key
-from operator_app.envoy.bootstrap import CONFIG_FILE
+from operator_app.envoy.files import CLUSTERS_FILE
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import CONTAINER, a_proxy, drift_of, wait_reconciled
@@ -188,7 +188,7 @@ def test_neither_secrets_nor_configurations_reach_log_and_events(
     admin.delete(DEPLOYMENT, child_key(key))
     wait_repaired(admin, key)
     wait_reconciled(admin, key)
-    admin.patch(CONFIG_MAP, child_key(key), {"data": {CONFIG_FILE: json.dumps({marker: "y" * 500})}})
+    admin.patch(CONFIG_MAP, child_key(key), {"data": {CLUSTERS_FILE: json.dumps({marker: "y" * 500})}})
     wait_repaired(admin, key)
     wait_until(lambda: any("ConfigMap" in each["note"] for each in events(admin, key)), what="the Event")
 
@@ -198,7 +198,7 @@ def test_neither_secrets_nor_configurations_reach_log_and_events(
     assert "POD_NAME" in json.dumps(logged(running_operator, "Deployment")[0]["changes"])
     (config_map,) = logged(running_operator, "ConfigMap")
     (change,) = config_map["changes"]
-    assert change["field"] == f".data.{CONFIG_FILE}"
+    assert change["field"] == f".data.{CLUSTERS_FILE}"
     assert "characters, sha256" in change["was"]
     assert "characters, sha256" in change["becomes"]
 
@@ -210,7 +210,7 @@ def test_a_repair_during_contention_of_another_child_is_reported(
     running_operator.stop()
     running_operator.start("--contention-threshold=1", "--contention-base-s=60", "--contention-cap-s=60")
     for _ in range(2):
-        admin.patch(CONFIG_MAP, child_key(key), {"data": {CONFIG_FILE: "{}"}}, field_manager="rival")
+        admin.patch(CONFIG_MAP, child_key(key), {"data": {CLUSTERS_FILE: "{}"}}, field_manager="rival")
         time.sleep(WAIT_S)
     admin.wait_until(
         ENVOY_PROXY, key, lambda live: any(each["type"] == "Contended" for each in live["status"]["conditions"])

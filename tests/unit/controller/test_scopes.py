@@ -126,14 +126,16 @@ def test_of_a_proxy_everything_but_labels_and_annotations_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept"), [("EnvoyProxy", {"data": {"envoy.json": "{}"}}), ("Other", {}), (None, {})], ids=str
+    ("kind", "kept"),
+    [("EnvoyProxy", {"data": {"cds.json": "{}", "rds-http.json": "{}"}}), ("Other", {}), (None, {})],
+    ids=str,
 )
 def test_of_a_config_map_only_the_configuration_of_a_proxy_is_kept(kind: str | None, kept: Object) -> None:
     """Keys that others add, and all data of a ConfigMap that only carries the operator's label, take no memory."""
     metadata: Object = {"name": "web-envoy", "namespace": "a", "resourceVersion": "5"}
     if kind is not None:
         metadata["ownerReferences"] = [{"kind": kind, "uid": "u", "controller": True}]
-    noise = {"data": {"envoy.json": "{}", "more": "x"}, "binaryData": {"b": "eA=="}}
+    noise = {"data": {"cds.json": "{}", "rds-http.json": "{}", "more": "x"}, "binaryData": {"b": "eA=="}}
     assert stored(CONFIG_MAP, {"metadata": metadata} | noise) == {"metadata": metadata} | kept
 
 

@@ -1,15 +1,56 @@
 """Parts of a rendered Envoy configuration, for the tests of ``operator_app.envoy``."""
 
+import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
+from operator_app.api.models import EnvoyProxySpec
+from operator_app.envoy.files import rendered
+from operator_app.envoy.messages import CONFIG_DIRECTORY
 
-def listener_config(config: dict[str, Any], name: str) -> dict[str, Any]:
+JsonObject = dict[str, Any]
+
+
+def documents(texts: Mapping[str, str]) -> dict[str, JsonObject]:
+    """Files of one revision as data; those that have it in their names are called ``envoy.json`` and ``lds.json``."""
+    return {re.sub("^(envoy|lds)-[0-9a-f]{16}", r"\1", name): json.loads(text) for name, text in texts.items()}
+
+
+def static_configuration(spec: EnvoyProxySpec) -> JsonObject:
+    """The proxy that ``spec`` declares as one configuration without files."""
+    return joined(rendered(spec).texts)
+
+
+def joined(texts: Mapping[str, str]) -> JsonObject:
+    """Files of one revision as one configuration without files: the same messages, each in its place."""
+    found = documents(texts)
+    config = found["envoy.json"]
+    del config["dynamic_resources"]
+    listeners = [_without_type(each) for each in found["lds.json"]["resources"]]
+    for listener in listeners:
+        typed = listener["filter_chains"][0]["filters"][-1]["typed_config"]
+        if "rds" in typed:
+            path = typed.pop("rds")["config_source"]["path_config_source"]["path"]
+            (routes,) = found[path.removeprefix(f"{CONFIG_DIRECTORY}/..data/")]["resources"]
+            typed["route_config"] = _without_type(routes)
+    resources = config["static_resources"]
+    resources["listeners"] += listeners
+    resources["clusters"] += [_without_type(each) for each in found["cds.json"]["resources"]]
+    return config
+
+
+def _without_type(resource: JsonObject) -> JsonObject:
+    return {name: value for name, value in resource.items() if name != "@type"}
+
+
+def listener_config(config: JsonObject, name: str) -> JsonObject:
     """The listener called ``name`` in ``config``."""
-    found: dict[str, Any] = next(each for each in config["static_resources"]["listeners"] if each["name"] == name)
+    found: JsonObject = next(each for each in config["static_resources"]["listeners"] if each["name"] == name)
     return found
 
 
-def last_filter(config: dict[str, Any], name: str) -> dict[str, Any]:
+def last_filter(config: JsonObject, name: str) -> JsonObject:
     """The last network filter of the listener called ``name``, which serves its connections."""
-    typed: dict[str, Any] = listener_config(config, name)["filter_chains"][0]["filters"][-1]["typed_config"]
+    typed: JsonObject = listener_config(config, name)["filter_chains"][0]["filters"][-1]["typed_config"]
     return typed

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from operator_app.envoy import bootstrap
 from tests.unit.envoy import cases
+from tests.unit.envoy.parts import static_configuration
 
 
-def cluster(endpoints: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+def cluster(endpoints: list[dict[str, Any]], **fields: Any) -> Any:  # noqa: ANN401
     """The cluster of a backend with ``endpoints``."""
     spec = cases.spec([cases.http()], [{"name": "app", "endpoints": endpoints, **fields}])
-    found: dict[str, Any] = bootstrap.bootstrap(spec)["static_resources"]["clusters"][0]
-    return found
+    clusters = static_configuration(spec)["static_resources"]["clusters"]
+    return next(each for each in clusters if each["name"] == "backend/app")
 
 
 @pytest.mark.parametrize(

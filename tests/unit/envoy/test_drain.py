@@ -2,7 +2,7 @@
 
 import json
 
-from operator_app.envoy import drain
+from operator_app.envoy import drain, internal
 
 
 def test_pre_stop_runs_envoy_without_a_shell() -> None:
@@ -16,12 +16,13 @@ def test_pre_stop_runs_envoy_without_a_shell() -> None:
 
 
 def test_drain_helper_opens_no_port() -> None:
-    """The hook binds abstract Unix sockets only; its one TCP address is the proxy's admin interface."""
+    """The hook binds and connects to abstract Unix sockets only; there is no TCP address in it."""
     command = drain.pre_stop()["exec"]["command"]
     config = json.loads(command[command.index("--config-yaml") + 1])
     bound = [config["admin"], *config["static_resources"]["listeners"]]
     assert all(each["address"]["pipe"]["path"].startswith("@") for each in bound)
-    assert json.dumps(config).count("socket_address") == 1
+    assert "socket_address" not in json.dumps(config)
+    assert json.dumps(config).count(internal.ADMIN_SOCKET) == 1
 
 
 def test_grace_period_is_longer_than_the_drain() -> None:

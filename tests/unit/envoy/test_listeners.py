@@ -6,10 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operator_app.api.models import READINESS_PORT, Route, RouteMatch
-from operator_app.envoy import bootstrap
+from operator_app.api.models import READINESS_PORT
+from operator_app.api.routes import Route, RouteMatch
+from operator_app.envoy.files import rendered
 from tests.unit.envoy import cases
-from tests.unit.envoy.parts import last_filter, listener_config
+from tests.unit.envoy.parts import documents, last_filter, listener_config, static_configuration
 from tests.unit.envoy.routes import HOSTS, PATHS, route_lists
 
 
@@ -18,7 +19,7 @@ def virtual_hosts(routes: tuple[Route, ...]) -> list[dict[str, Any]]:
     backends = [{"name": route.backend, "endpoints": cases.ENDPOINTS["DNS"]} for route in routes]
     plain = [route.model_dump(by_alias=True, exclude_none=True) for route in routes]
     spec = cases.spec([cases.http(*plain)], list({backend["name"]: backend for backend in backends}.values()))
-    found: list[dict[str, Any]] = last_filter(bootstrap.bootstrap(spec), "listener/http")["route_config"][
+    found: list[dict[str, Any]] = last_filter(static_configuration(spec), "listener/http")["route_config"][
         "virtual_hosts"
     ]
     return found
@@ -46,7 +47,7 @@ def test_listeners_bind_the_container_port_on_every_address() -> None:
     listeners = [cases.http(port=80), cases.tcp(port=5432), cases.http(name="alt", port=81) | {"targetPort": 9000}]
     bound = {
         each["name"]: each["address"]["socket_address"]
-        for each in bootstrap.bootstrap(cases.spec(listeners))["static_resources"]["listeners"]
+        for each in static_configuration(cases.spec(listeners))["static_resources"]["listeners"]
     }
     assert {each["address"] for each in bound.values()} == {"0.0.0.0"}  # noqa: S104  # the claim of the test
     assert {name: each["port_value"] for name, each in bound.items()} == {
@@ -57,11 +58,14 @@ def test_listeners_bind_the_container_port_on_every_address() -> None:
     }
 
 
-def test_readiness_listener_has_no_route() -> None:
-    """The readiness listener has no route, also if a listener of the spec is called ``readiness``."""
-    config = bootstrap.bootstrap(cases.spec([cases.http(name="readiness")]))
+def test_readiness_listener_has_one_route() -> None:
+    """The readiness listener forwards one fixed question, also if a listener of the spec is called ``readiness``."""
+    config = static_configuration(cases.spec([cases.http(name="readiness")]))
     serve = last_filter(config, "internal/readiness")
-    assert serve["route_config"] == {"name": "internal/readiness"}
+    (host,) = serve["route_config"]["virtual_hosts"]
+    (route,) = host["routes"]
+    assert {"name": ":path", "string_match": {"exact": "/loaded"}} in route["match"]["headers"]
+    assert route["route"]["prefix_rewrite"].startswith("/stats?filter=")
     check = serve["http_filters"][0]["typed_config"]
     assert check["pass_through_mode"] is False
     assert {"name": ":path", "string_match": {"exact": "/ready"}} in check["headers"]
@@ -69,15 +73,42 @@ def test_readiness_listener_has_no_route() -> None:
 
 
 def test_tcp_listener_proxies_to_its_backend() -> None:
-    """A TCP listener is served by the TCP proxy filter, with the cluster of its one backend."""
-    served = last_filter(bootstrap.bootstrap(cases.spec([cases.tcp()])), "listener/tcp")
+    """A TCP listener has a cluster of its own name, which has the endpoints of its one backend."""
+    config = static_configuration(cases.spec([cases.tcp()]))
+    served = last_filter(config, "listener/tcp")
     assert served["@type"].endswith("tcp_proxy.v3.TcpProxy")
-    assert served["cluster"] == "backend/app"
+    assert served["cluster"] == "listener/tcp"
+    clusters = {each["name"]: each for each in config["static_resources"]["clusters"]}
+    endpoints = [clusters[name]["load_assignment"]["endpoints"] for name in ("listener/tcp", "backend/app")]
+    assert endpoints[0] == endpoints[1]
+
+
+def test_listeners_depend_on_no_route_and_no_backend() -> None:
+    """Another route, another backend of a TCP listener, or another endpoint leaves the listeners' bytes as they are."""
+    backends = [{"name": name, "endpoints": cases.ENDPOINTS["DNS"]} for name in ("app", "db")]
+    before = rendered(cases.spec([cases.http(), cases.tcp()], backends))
+    moved = [cases.http({"backend": "db", "match": {"hosts": ["a.test"]}}), cases.tcp(backend="db")]
+    after = rendered(cases.spec(moved, [backends[0], backends[1] | {"endpoints": cases.ENDPOINTS["IPv4"]}]))
+    assert after.revision == before.revision
+    changed = {name for name in before.texts if before.texts[name] != after.texts[name]}
+    assert changed == {"cds.json", "rds-http.json"}
+    assert after.texts.keys() == before.texts.keys()
+
+
+def test_routes_are_named_by_the_listener_that_reads_them() -> None:
+    """The file with the routes of a listener is the one that the listener reads, under the name that it asks for."""
+    found = documents(rendered(cases.spec([cases.http(name="web")])).texts)
+    (listener,) = found["lds.json"]["resources"]
+    rds = listener["filter_chains"][0]["filters"][-1]["typed_config"]["rds"]
+    source = rds["config_source"]["path_config_source"]
+    assert source == {"path": "/etc/envoy/..data/rds-web.json", "watched_directory": {"path": "/etc/envoy"}}
+    (routes,) = found["rds-web.json"]["resources"]
+    assert routes["name"] == rds["route_config_name"] == "listener/web"
 
 
 def test_access_log_leaves_the_query_out() -> None:
     """The access log contains the path without the query, which may hold secrets, and three known headers only."""
-    served = last_filter(bootstrap.bootstrap(cases.spec([cases.http()])), "listener/http")
+    served = last_filter(static_configuration(cases.spec([cases.http()])), "listener/http")
     fields = served["access_log"][0]["typed_config"]["log_format"]["json_format"]
     assert fields["path"] == "%PATH(NQ):1024%"
     requested = {name for text in fields.values() for name in re.findall(r"%REQ\(([^)]*)\)", text)}
