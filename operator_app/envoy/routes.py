@@ -98,7 +98,7 @@ def filters() -> list[Message]:
     return [*(each | {"disabled": True} for each in optional), router()]
 
 
-def virtual_hosts_bytes(routes: tuple[Route, ...]) -> int:
+def virtual_hosts_bytes(routes: tuple[Route, ...], *, https_only: bool = False) -> int:
     """The length in bytes of :func:`virtual_hosts` as compact JSON in ASCII.
 
     Computed without building them: a route that several virtual hosts share is encoded once.
@@ -107,12 +107,12 @@ def virtual_hosts_bytes(routes: tuple[Route, ...]) -> int:
     # Each virtual host, and each route, is followed by a comma or by the bracket that closes its list.
     route_bytes = [sum(_json_bytes(entry) + 1 for entry in _entries(route)) for route in by_rank]
     return 1 + sum(
-        _json_bytes(_virtual_host(domains)) + sum(route_bytes[position] for position in served)
+        _json_bytes(_virtual_host(domains, https_only=https_only)) + sum(route_bytes[position] for position in served)
         for served, domains in sharing.items()
     )
 
 
-def virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
+def virtual_hosts(routes: tuple[Route, ...], *, https_only: bool = False) -> list[Message]:
     """The virtual hosts of a listener, one for all domains that have the same routes in the same order.
 
     Virtual hosts that serve the same route contain the same object.
@@ -120,13 +120,15 @@ def virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
     by_rank, sharing = _shared_routes(routes)
     rendered = [list(_entries(route)) for route in by_rank]
     return [
-        _virtual_host(domains) | {"routes": [entry for position in served for entry in rendered[position]]}
+        _virtual_host(domains, https_only=https_only)
+        | {"routes": [entry for position in served for entry in rendered[position]]}
         for served, domains in sharing.items()
     ]
 
 
-def _virtual_host(domains: list[str]) -> Message:
-    return {"name": domains[0], "domains": domains, "retry_policy": _DEFAULT_RETRIES, "routes": []}
+def _virtual_host(domains: list[str], *, https_only: bool) -> Message:
+    redirect = {"require_tls": "ALL"} if https_only else {}
+    return {"name": domains[0], "domains": domains, "retry_policy": _DEFAULT_RETRIES, "routes": []} | redirect
 
 
 def _shared_routes(routes: tuple[Route, ...]) -> tuple[list[Route], dict[tuple[int, ...], list[str]]]:

@@ -159,7 +159,7 @@ NAMED: Final[tuple[Named, ...]] = (
     Named(
         "a Lease newer than a list that is taken for deleted",
         "operator_app/sharding/elector.py",
-        "self._state.known(up_to=int(page.resource_version))",
+        "self._state.known(up_to=version)",
         "self._state.known(up_to=2**62)",
         _SHARDING,
     ),

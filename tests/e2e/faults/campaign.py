@@ -336,7 +336,8 @@ class Campaign:
         proxy = view.get(_proxy_of(run))
         if proxy is None or run.scenario.ends_gone:
             return
-        for kind, child in declared_children(proxy).items():
+        known = {kind: view.get((kind, child_key(key_of(proxy)))) for kind in CHILD_KINDS}
+        for kind, child in declared_children(proxy, known).items():
             address = kind, key_of(child)
             paths = not_as_declared(self._admin, kind, child) if address in view.keys() - run.foreign.keys() else ()
             yield from (f"{kind}{path} is not exactly as declared" for path in paths)

@@ -59,7 +59,7 @@ def problems(scenario: Scenario, namespace: str, view: View, foreign: View, uid:
     if proxy is None or proxy["metadata"]["uid"] != uid:
         yield "the proxy is not there"
         return
-    expected = _expected(proxy, foreign, view)
+    expected = _expected(proxy, view, foreign)
     yield from (f"{kind} {name} is an orphan" for kind, name in managed - expected.keys())
     yield from _child_problems(expected, view)
     yield from _annotation_problems(scenario, expected, view)
@@ -85,10 +85,10 @@ def child_problems(namespace: str, view: View) -> Iterator[str]:
     """What is wrong about the children of the proxy in a namespace alone."""
     proxy = view.get((ENVOY_PROXY, Key(namespace, NAME)))
     if proxy is not None:
-        yield from _child_problems(_expected(proxy, {}, view), view)
+        yield from _child_problems(_expected(proxy, view, {}), view)
 
 
-def _expected(proxy: Object, foreign: View, view: View) -> dict[Address, Object]:
+def _expected(proxy: Object, view: View, foreign: View) -> dict[Address, Object]:
     """The children that there are to be, by address; not where a stranger has the name."""
     key = child_key(Key(proxy["metadata"]["namespace"], proxy["metadata"]["name"]))
     known = {kind: view.get((kind, key)) for kind in CHILD_KINDS}
