@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from operator_app.api.kinds import Object
+from tests.e2e import leash
 from tests.paths import ROOT
 
 SERVICE_ACCOUNT: Final = "operator-app"
@@ -70,6 +71,7 @@ class OperatorProcess:
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
+                env=leash.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
