@@ -20,6 +20,7 @@ CANDIDATES = (
     "b.example.com",
     "true",
     "team-a=3",
+    "ns1.example.com:53",
 )
 """Texts, of which every setting accepts at least one that differs from its default."""
 
