@@ -53,8 +53,9 @@ from operator_app.registration.policy import Policies
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.results import Outcome, ReconcileResult
 from operator_app.settings import Settings
+from operator_app.sharding.election import ShardTransition
 from operator_app.sharding.elector import SELECTOR, Elector
-from operator_app.sharding.leases import LeaseTimes, ShardTransition
+from operator_app.sharding.leases import LeaseTimes
 from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
 

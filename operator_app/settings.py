@@ -82,7 +82,7 @@ class Settings(BaseSettings):
     )
     lease_duration_s: int = Field(15, ge=1, le=3600, description="silence after which others take a replica's shards")
     renew_deadline_s: Seconds = Field(10, description="a replica that could not renew for this long stops working")
-    retry_period_s: Seconds = Field(2, description="time between renewals of a Lease")
+    retry_period_s: Seconds = Field(2, description="longest time between heartbeats of a replica")
     registry: str = Field(
         "in-cluster", min_length=1, description="registry that publishes the hostnames of proxies that name none"
     )

@@ -21,6 +21,7 @@ from operator_app.api.kinds import (
     LABEL_MANAGED_BY,
     LABEL_TENANT,
     NAMESPACE,
+    POD,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -29,6 +30,7 @@ from operator_app.api.kinds import (
 from operator_app.desired import controller_uid
 from operator_app.envoy.files import is_file
 from operator_app.kube.store import Index, Keep, Store
+from operator_app.pods import kept_of_pod, owner_uid
 from operator_app.registration.ledger import proxy_of
 
 MANAGED_BY_US: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
@@ -48,6 +50,7 @@ INDEXES: Final[Mapping[Kind, Index]] = {
     HOSTNAME_CLAIM: proxy_of,
     HOSTNAME_POLICY: lambda _: None,
     **dict.fromkeys(ALL_CHILD_KINDS, controller_uid),
+    POD: owner_uid,
 }
 """Every kind that the store keeps, with the index by which its objects are looked up."""
 
@@ -79,7 +82,7 @@ def _kept_of_config_map(config_map: Object) -> Object:
     return kept | {"data": files} if is_child and files else kept
 
 
-KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map}
+KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map, POD: kept_of_pod}
 """What the store keeps of the objects of a kind; of the other kinds it keeps all."""
 
 

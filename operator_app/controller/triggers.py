@@ -17,6 +17,7 @@ from operator_app.api.kinds import (
     HOSTNAME_POLICY,
     LABEL_TENANT,
     NAMESPACE,
+    POD,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -30,6 +31,7 @@ from operator_app.kube.deltas import Deleted, Delta, Listed
 from operator_app.kube.fencing import FencingToken
 from operator_app.kube.store import Store
 from operator_app.kube.turns import Turns
+from operator_app.pods import proxy_of_pod
 from operator_app.registration.ledger import proxy_of
 
 log = structlog.get_logger(__name__)
@@ -134,10 +136,14 @@ class Triggers:
             await turns.end_if_due()
 
     def _enqueue_unknown(self, key: Key) -> None:
-        """Enqueue a proxy of which it is unknown whether anything is wrong."""
+        """Enqueue a proxy of which it is unknown whether anything is wrong.
+
+        What changed while nobody watched is a drift like any other: after a start that the API server throttled it does
+        not wait as long as a resync, of which nobody expects anything.
+        """
         if self._can_enqueue(key):
             is_urgent = _is_unserved(self._store.get(ENVOY_PROXY, key))
-            self.enqueue(key, Priority.USER if is_urgent else Priority.RESYNC)
+            self.enqueue(key, Priority.USER if is_urgent else Priority.REPAIR)
 
     def enqueue(self, key: Key, priority: Priority) -> bool:
         """Enqueue a proxy if its namespace is synced and this replica holds its shard. Returns whether it did."""
@@ -172,7 +178,7 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
         return proxy_of(obj)
     if kind in (NAMESPACE, HOSTNAME_POLICY):
         return None
-    return proxy_key(key_of(obj))
+    return proxy_of_pod(obj) if kind == POD else proxy_key(key_of(obj))
 
 
 def priority_of(delta: Delta, obj: Object) -> Priority:

@@ -106,7 +106,7 @@ def clusters(http_listeners: Iterable[str]) -> list[Message]:
     ]
 
 
-def readiness_listener() -> Message:
+def readiness_listener(*, is_dual_stack: bool = False) -> Message:
     """The listener that answers ``GET READINESS_PATH`` and ``GET LOADED_PATH``, and every other request with 404."""
     answer = extension(
         "envoy.filters.http.health_check",
@@ -139,7 +139,7 @@ def readiness_listener() -> Message:
         },
         http_filters=[answer, router()],
     )
-    return tcp_listener(_READINESS, READINESS_PORT, [limit, serve]) | {
+    return tcp_listener(_READINESS, READINESS_PORT, [limit, serve], is_dual_stack=is_dual_stack) | {
         "ignore_global_conn_limit": True,
         # A proxy that sheds load is not one that should be restarted.
         "bypass_overload_manager": True,

@@ -180,7 +180,10 @@ def test_required_fields() -> None:
         ".spec.listeners[].routes[].mirror": ["backend"],
         ".spec.listeners[].routes[].rateLimit": ["requests"],
         ".spec.listeners[].routes[].cors": ["origins"],
-        ".spec.backends[]": ["name", "endpoints"],
+        ".spec.backends[]": ["name"],
+        ".spec.backends[].service": ["name", "port"],
+        ".spec.backends[].tls": ["serverName"],
+        ".spec.backends[].loadBalancing": ["policy"],
         ".spec.backends[].endpoints[]": ["host", "port"],
         ".spec.autoscaling": ["maxReplicas"],
         ".spec.tolerations[]": ["key"],
@@ -278,7 +281,15 @@ def test_a_default_inside_a_list_is_the_models_and_is_described() -> None:
     defaults = {
         ".spec.listeners[].protocol": listener.protocol.value,
         ".spec.backends[].connectTimeout": backend.connect_timeout,
-        ".spec.backends[].endpoints[].weight": backend.endpoints[0].weight,
+        ".spec.backends[].endpoints[].weight": backend.addresses[0].weight,
+        ".spec.backends[].protocol": backend.protocol.value,
+        ".spec.backends[].maxConnections": backend.max_connections,
+        ".spec.backends[].maxPendingRequests": backend.max_pending_requests,
+        ".spec.backends[].maxRequests": backend.max_requests,
+        ".spec.listeners[].httpsRedirect": str(listener.https_redirect).lower(),
+        ".spec.listeners[].proxyProtocol": str(listener.proxy_protocol).lower(),
+        ".spec.listeners[].trustedHops": listener.trusted_hops,
+        ".spec.listeners[].http10": str(listener.http10).lower(),
     }
     described = {path: node.get("description", "") for path, node in nodes(schema_of(ENVOY_PROXY_CRD))}
     assert all(described[path].endswith(f"Left out: {default}.") for path, default in defaults.items())

@@ -11,8 +11,10 @@ from operator_app.api.kinds import (
     ENVOY_PROXY,
     HOSTNAME_CLAIM,
     HOSTNAME_POLICY,
+    LABEL_INSTANCE,
     LABEL_TENANT,
     NAMESPACE,
+    POD,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -103,6 +105,15 @@ def test_a_child_enqueues_the_proxy_of_its_name(world: World, kind: Kind) -> Non
     assert world.change(kind, named(Key("team-a", "unrelated"))) == []
 
 
+def test_a_pod_enqueues_the_proxy_of_its_labels(world: World) -> None:
+    """A Pod's name is the Deployment's to choose; one without the label belongs to no proxy."""
+    pod = named(Key("team-a", "web-envoy-5d8f")) | {"spec": {"containers": []}}
+    assert world.change(POD, pod) == []
+    labelled = named(Key("team-a", "web-envoy-77c9")) | {"spec": {"containers": []}}
+    labelled["metadata"]["labels"] = {LABEL_INSTANCE: "web"}
+    assert world.change(POD, labelled) == [(WEB, "team-a", Priority.REPAIR)]
+
+
 def test_a_claim_enqueues_its_proxy_and_all_that_declare_its_hostname(world: World) -> None:
     """Whoever waits for the hostname is reconciled when it is released."""
     world.change(ENVOY_PROXY, proxy(Key("team-b", "rival"), hostname="web.example.org"))
@@ -181,9 +192,9 @@ async def test_an_acquired_shard_enqueues_its_proxies_and_what_records_still_nam
     world.enqueued.clear()
     await world.triggers.enqueue_shard(0)
     assert sorted((key.name, priority) for key, _, priority in world.enqueued) == [
-        ("gone", Priority.RESYNC),
+        ("gone", Priority.REPAIR),
         ("new", Priority.USER),
-        ("web", Priority.RESYNC),
+        ("web", Priority.REPAIR),
     ]
 
 

@@ -14,16 +14,17 @@ from operator_app.controller.scopes import INDEXES
 from tests.e2e.controlplane import StartError
 from tests.e2e.faults import __main__ as command
 from tests.e2e.faults import checks, outside
-from tests.e2e.faults.campaign import Run
+from tests.e2e.faults.campaign import Campaign, Run, foreign_objects
 from tests.e2e.faults.catalogue import starts
 from tests.e2e.faults.injector import Injector
 from tests.e2e.faults.observer import View
-from tests.e2e.faults.plan import Asked, Fault, FaultKind, Plan, Point
+from tests.e2e.faults.plan import KILLS, ON_THE_WIRE, Asked, Fault, FaultKind, Plan, Point, applicable, pairs
 from tests.e2e.faults.report import page
 from tests.e2e.faults.scenarios import NAME, SCENARIOS, fresh_proxy, hostnames
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
+from tests.unit.kube.scripted_client import kubeconfig_in
 
-FIRST, *_, DELETION, _RE_CREATION = SCENARIOS
+FIRST, *_, DELETION, _RE_CREATION, STRANGER, RIVAL = SCENARIOS
 TEAM: Final = "team"
 HOSTNAME, OTHER = hostnames(TEAM)
 
@@ -165,3 +166,75 @@ def test_the_page_says_which_faults_only_a_resync_repairs() -> None:
     assert "after *422*, *stale events replayed*, *event hidden* the operator" in head
     assert "one every 6 seconds" in head
     assert "one every 900 seconds" in head
+
+
+def test_a_second_fault_is_armed_by_the_first_and_strikes_once() -> None:
+    """At the next request about the same namespace, of whatever sort; events and other namespaces are spared."""
+    notices: list[Mapping[str, Any]] = []
+    first = Fault(TEAM, FaultKind.BROKEN, Point("apply", "ConfigMap"), TEAM, FaultKind.CONFLICT)
+    injector = Injector(Plan((first,), recorded=("other",)), notices.append)
+    service = Asked("apply", "Service", "", TEAM, "web-envoy")
+    assert injector.request(Asked("apply", "ConfigMap", "", TEAM, "web-envoy"), b"") == first
+    assert injector.request(Asked("apply", "Service", "", "other", "web-envoy"), b"") is None
+    event = {"type": "MODIFIED", "object": {"metadata": {"namespace": TEAM, "name": "web-envoy"}}}
+    assert injector.event("Service", json.dumps(event).encode()) is None
+    second = injector.request(service, b"")
+    assert second is not None
+    assert second.kind is FaultKind.CONFLICT
+    assert injector.request(service, b"") is None
+    assert {each["injected"] for each in notices if "injected" in each} == Run(
+        FIRST, first.kind, first.point, FaultKind.CONFLICT, namespace=TEAM
+    ).fault_ids
+
+
+def test_every_request_gets_pairs_of_all_faults_in_turn() -> None:
+    """One pair for each carrier at a point, and over the points each fault comes first and second."""
+    point = Point("apply", "ConfigMap")
+    found = [pair for number in range(100) for pair in pairs(point, number)]
+    assert {len(pairs(point, number)) for number in range(100)} == {2}
+    alone = set(applicable(point)) - KILLS
+    assert {first for first, _ in found} == {second for _, second in found} == alone
+    assert all((first in ON_THE_WIRE) == (second in ON_THE_WIRE) for first, second in found)
+    assert pairs(Point("event", "ConfigMap"), 0) == pairs(Point("list", "ConfigMap"), 0) == ()
+
+
+def test_a_stranger_under_a_childs_name_is_expected_to_stay_and_to_be_told() -> None:
+    """Neither record nor claim, and a status that names it; the other children are as declared."""
+    assert [each.name for each in SCENARIOS if each.has_stranger] == [STRANGER.name]
+    names = [obj["metadata"]["name"] for _, obj in foreign_objects(STRANGER, TEAM)]
+    assert names == ["bystander", "bystander", f"{NAME}-envoy"]
+    assert "web-envoy" not in [obj["metadata"]["name"] for _, obj in foreign_objects(FIRST, TEAM)]
+    assert len(RIVAL.rival_edits) == 3
+
+
+def test_failures_stand_on_the_page_with_commit_and_machine() -> None:
+    """And how many points there are, beside how many runs."""
+    kinds = FaultKind.RESET, FaultKind.DELAY
+    runs = [Run(FIRST, kind, Point("apply", "ConfigMap"), is_injected=True) for kind in kinds]
+    runs[0].problems.append("a field is wrong")
+    runs[1].settled_at = datetime(2026, 7, 2, tzinfo=UTC)
+    text = page(runs, (), ["a complaint"], quiet_s=1, resync_interval_s=1, commit="abc123", machine="2 cores")
+    assert "## Failures" in text
+    assert "a field is wrong" in text
+    assert "- a complaint" in text
+    assert "1 points, 2 runs" in text
+    assert "commit abc123, 2 cores" in " ".join(text.split())
+    assert "## Failures" not in page(runs[1:], quiet_s=1, resync_interval_s=1)
+
+
+def test_an_undisturbed_run_that_does_not_converge_fails(tmp_path: Path) -> None:
+    """A run whose fault found nothing to strike is made again; what went wrong in it counts all the same."""
+    nothing: Any = None
+    kubeconfig = kubeconfig_in(tmp_path, {"server": "https://127.0.0.1:1"})
+    campaign = Campaign(nothing, kubeconfig, nothing, tmp_path)
+    point = Point("apply", "ConfigMap")
+    fine, wrong, late, struck = (Run(FIRST, FaultKind.RESET, point, acted_mono=1.0) for _ in range(4))
+    for each in (fine, wrong, struck):
+        each.settled_at = datetime(2026, 7, 2, tzinfo=UTC)
+    wrong.problems.append("a needless write")
+    struck.is_injected, struck.problems = True, ["is told elsewhere"]
+    campaign._runs = [fine, wrong, late, struck]
+    told = campaign.undisturbed_failures()
+    assert len(told) == 2
+    assert "a needless write" in told[0]
+    assert "it never settled" in told[1]
