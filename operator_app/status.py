@@ -28,6 +28,7 @@ from operator_app.desired import controller_uid, selector_labels
 from operator_app.errors import ConflictError, NotFoundError
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
+from operator_app.pods import PodTrouble
 from operator_app.results import Outcome, Problem
 from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
 from operator_app.ssa.contention import Contention, ContentionTracker, RestoredField, digest_of
@@ -61,7 +62,7 @@ class Observation:
     ``children`` are the results of applying them; ``registration`` is what keeps the outside record from being
     confirmed, ``None`` when it is confirmed; ``refusal`` is what keeps the spec from being acted on at all;
     ``problems`` are those of other steps. ``contentions`` are those of the EnvoyProxy itself: its status and its
-    finalizer.
+    finalizer. ``pods`` is what keeps Pods from serving, by their own status.
     """
 
     proxy: Object
@@ -71,6 +72,7 @@ class Observation:
     address: str | None = None
     problems: tuple[Problem, ...] = ()
     contentions: tuple[Contention, ...] = ()
+    pods: PodTrouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def condition_specs(observation: Observation, rollout: Rollout) -> tuple[Conditi
     available = _available(observation, rollout)
     registered = _registered(observation)
     progress = _progress(observation, rollout, reconciled, available, registered)
-    ready = _ready(rollout, reconciled, available, registered)
+    ready = _ready(observation, rollout, reconciled, available, registered)
     return (ready, reconciled, available, registered, *progress, *_contended(observation))
 
 
@@ -185,14 +187,21 @@ def _registered(observation: Observation) -> ConditionSpec:
     return ConditionSpec(REGISTERED, is_true=True, reason="Confirmed", message="the registry confirms the record")
 
 
-def _ready(rollout: Rollout, *parts: ConditionSpec) -> ConditionSpec:
-    """The three together, once nothing but Pods of the current template is left to answer."""
+def _ready(observation: Observation, rollout: Rollout, *parts: ConditionSpec) -> ConditionSpec:
+    """The three together, once nothing but Pods of the current template is left to answer.
+
+    Why Pods are missing is said rather than that they are, where the Deployment or a Pod says why.
+    """
+    pods = observation.pods
     for part in parts:
-        if not part.is_true and not (part.type == AVAILABLE and rollout.failure):
+        if not part.is_true and not (part.type == AVAILABLE and (rollout.failure or pods)):
             return ConditionSpec(READY, is_true=False, reason=part.reason, message=part.message)
     if rollout.failure is not None:
         reason, message = rollout.failure
         return ConditionSpec(READY, is_true=False, reason=reason, message=message)
+    is_short = not rollout.is_complete or not all(part.is_true for part in parts)
+    if pods is not None and is_short:
+        return ConditionSpec(READY, is_true=False, reason=pods.reason, message=pods.message)
     if not rollout.is_complete:
         message = "proxies with an older configuration are still being replaced"
         return ConditionSpec(READY, is_true=False, reason="RollingOut", message=message)
@@ -214,10 +223,12 @@ def _progress(observation: Observation, rollout: Rollout, *parts: ConditionSpec)
         reason, message = rollout.failure
         return (ConditionSpec(STALLED, is_true=True, reason=reason, message=message),)
     if rollout.deadline is not None:
-        return (ConditionSpec(STALLED, is_true=True, reason="ProgressDeadlineExceeded", message=rollout.deadline),)
+        message = f"{rollout.deadline}; {observation.pods.message}" if observation.pods else rollout.deadline
+        return (ConditionSpec(STALLED, is_true=True, reason="ProgressDeadlineExceeded", message=message),)
     if not rollout.is_complete or not all(part.is_true for part in parts):
         message = "the declared state is on its way"
-        return (ConditionSpec(RECONCILING, is_true=True, reason="Progressing", message=message),)
+        pods = observation.pods or PodTrouble("Progressing", message)
+        return (ConditionSpec(RECONCILING, is_true=True, reason=pods.reason, message=pods.message),)
     return ()
 
 

@@ -17,16 +17,20 @@ from operator_app.api.kinds import (
     ENVOY_PROXY,
     FIELD_MANAGER,
     HOSTNAME_CLAIM,
+    HOSTNAME_POLICY,
     LABEL_MANAGED_BY,
     LABEL_TENANT,
     NAMESPACE,
+    POD,
     PROXY_REGISTRATION,
+    Key,
     Kind,
     Object,
 )
 from operator_app.desired import controller_uid
 from operator_app.envoy.files import is_file
 from operator_app.kube.store import Index, Keep, Store
+from operator_app.pods import kept_of_pod, owner_uid
 from operator_app.registration.ledger import proxy_of
 
 MANAGED_BY_US: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
@@ -44,9 +48,20 @@ INDEXES: Final[Mapping[Kind, Index]] = {
     NAMESPACE: lambda _: None,
     PROXY_REGISTRATION: proxy_of,
     HOSTNAME_CLAIM: proxy_of,
+    HOSTNAME_POLICY: lambda _: None,
     **dict.fromkeys(ALL_CHILD_KINDS, controller_uid),
+    POD: owner_uid,
 }
 """Every kind that the store keeps, with the index by which its objects are looked up."""
+
+
+def indexes_of(installation: str) -> Mapping[Kind, Index]:
+    """The indexes of the operator in this namespace. Claims of others in the cluster are found by name alone."""
+
+    def claimant(claim: Object) -> Key | None:
+        return proxy_of(claim) if claim["spec"].get("installation") == installation else None
+
+    return {**INDEXES, HOSTNAME_CLAIM: claimant}
 
 
 def _kept_of_proxy(proxy: Object) -> Object:
@@ -67,7 +82,7 @@ def _kept_of_config_map(config_map: Object) -> Object:
     return kept | {"data": files} if is_child and files else kept
 
 
-KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map}
+KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map, POD: kept_of_pod}
 """What the store keeps of the objects of a kind; of the other kinds it keeps all."""
 
 
@@ -130,6 +145,10 @@ class Scopes:
             return {"namespace": namespace, "labels": None}
         if kind == NAMESPACE:
             return {"namespace": None, "labels": LABEL_TENANT}
-        if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
+        if kind == PROXY_REGISTRATION:
             return {"namespace": self._namespace, "labels": MANAGED_BY_US}
+        if kind == HOSTNAME_CLAIM:
+            return {"namespace": None, "labels": MANAGED_BY_US}
+        if kind == HOSTNAME_POLICY:
+            return {"namespace": None, "labels": None}
         return {"namespace": namespace, "labels": MANAGED_BY_US}

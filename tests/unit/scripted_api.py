@@ -16,11 +16,21 @@ from typing import Any
 import anyio.lowlevel
 import httpx2
 
-from operator_app.api.kinds import ALL_CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Kind, Object
+from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
+    ENVOY_PROXY,
+    HOSTNAME_CLAIM,
+    POD,
+    PROXY_REGISTRATION,
+    Key,
+    Kind,
+    Object,
+)
 from operator_app.apply import Applier
 from operator_app.finalizer import Finalizer
 from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
 from operator_app.kube.store import Store
+from operator_app.pods import owner_uid
 from operator_app.results import Outcome
 from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
@@ -255,6 +265,7 @@ async def components(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]
     store = Store(
         {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of, HOSTNAME_CLAIM: proxy_of}
         | dict.fromkeys(ALL_CHILD_KINDS, controller_uid)
+        | {POD: owner_uid}
     )
     for kind, obj in known:
         store.learn(kind, obj)

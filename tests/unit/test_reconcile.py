@@ -19,6 +19,7 @@ from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     FINALIZER,
+    POD_DISRUPTION_BUDGET,
     PROXY_REGISTRATION,
     SERVICE,
     Key,
@@ -88,7 +89,14 @@ class ReconcilerComponents(Components):
             self.finalizer,
             Registrar(
                 ledger,
-                Claims(self.applier, self.store, namespace="edge-system", sink=self.store.apply_delta),
+                Claims(
+                    self.applier,
+                    self.cluster,
+                    self.store,
+                    namespace="edge-system",
+                    sink=self.store.apply_delta,
+                    now=lambda: NOW,
+                ),
                 Registries({}),
                 Backoff(base_s=1, cap_s=10, rand=lambda: 0.5),
                 CircuitBreaker(rand=lambda: 0.5),
@@ -248,7 +256,7 @@ async def test_the_first_writes_are_under_way_at_the_same_time(tmp_path: Path) -
         ("apply EnvoyProxy/status", stored_status(finalized_proxy())),
     )
     async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             assert await own.reconciler.reconcile(KEY) == DONE
 
 
@@ -447,6 +455,28 @@ async def test_a_proxy_that_has_moved_on_is_read_again(tmp_path: Path) -> None:
     assert isinstance(verdict.failure, ConflictError)
 
 
+async def test_a_conflict_makes_known_what_is_gone_and_learns_nobody_elses_object(tmp_path: Path) -> None:
+    """Another incarnation or a stranger under a name ends what is known there, and takes no place in the store."""
+    proxy = proxy_of_team()
+    reborn = proxy_of_team(uid="reborn-uid", resourceVersion="40")
+    newer = child(SERVICE, proxy)
+    newer["metadata"]["resourceVersion"] = "21"
+    stored_children = {CONFIG_MAP: strangers(CONFIG_MAP), DEPLOYMENT: child(DEPLOYMENT, proxy), SERVICE: newer}
+    api = ScriptedApi(
+        ("apply EnvoyProxy", CONFLICT),
+        ("get EnvoyProxy", ok(reborn)),
+        *((f"get {kind}", ok(live)) for kind, live in stored_children.items()),
+    )
+    known = [each for each in family(proxy) if each[0] != PROXY_REGISTRATION]
+    async with reconciling(api, tmp_path, *known) as own:
+        verdict = await own.reconciler.reconcile(KEY)
+        assert isinstance(verdict.failure, ConflictError)
+        assert own.store.get(ENVOY_PROXY, KEY) is None
+        assert own.store.get(CONFIG_MAP, Key("team-a", "checkout-envoy")) is None
+        assert own.store.version(SERVICE, Key("team-a", "checkout-envoy")) == 21
+        assert own.store.version(DEPLOYMENT, Key("team-a", "checkout-envoy")) == 20
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [({"replicas": -1}, "spec.replicas"), ({"backends": []}, "spec.backends")],
@@ -512,9 +542,11 @@ async def test_only_our_own_children_that_are_not_declared_are_pruned(tmp_path: 
     proxy = finalized_proxy()
 
     def other(name: str, **changes: Any) -> Known:
-        obj = child(SERVICE, proxy)
-        obj["metadata"] |= {"name": name, "uid": f"uid-of-{name}"} | changes
-        return SERVICE, obj
+        declared = children(proxy, parse_spec(proxy), default_image="envoy:default")[SERVICE]
+        kind = {"apiVersion": POD_DISRUPTION_BUDGET.api_version, "kind": POD_DISRUPTION_BUDGET.kind}
+        obj = stored(declared | kind, version=20, uid=f"uid-of-{name}")
+        obj["metadata"] |= {"name": name} | changes
+        return POD_DISRUPTION_BUDGET, obj
 
     known = [
         *family(proxy),
@@ -527,12 +559,12 @@ async def test_only_our_own_children_that_are_not_declared_are_pruned(tmp_path: 
         ),
     ]
     api = ScriptedApi(
-        ("delete Service", ok({"metadata": {"resourceVersion": "40"}})),
+        ("delete PodDisruptionBudget", ok({"metadata": {"resourceVersion": "40"}})),
         ("apply EnvoyProxy/status", stored_status(proxy)),
     )
     async with reconciling(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY)
-    assert api.body("delete Service")["preconditions"] == {"uid": "uid-of-former-name"}
+    assert api.body("delete PodDisruptionBudget")["preconditions"] == {"uid": "uid-of-former-name"}
 
 
 # --- parting -------------------------------------------------------------------------------------------------------

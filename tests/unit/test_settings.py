@@ -22,6 +22,7 @@ CANDIDATES = (
     "team-a=3",
     "ClusterIP",
     "10.0.0.0/8",
+    "ns1.example.com:53",
 )
 """Texts, of which every setting accepts at least one that differs from its default."""
 

@@ -12,7 +12,7 @@ from operator_app.api.models import EnvoyProxySpec, EnvoyProxyStatus, parse_spec
 from tests.api_cases import CASES, NAME_CASE, proxy
 from tests.paths import MANIFESTS
 
-ENVOY_PROXY_CRD, HOSTNAME_CLAIM_CRD, PROXY_REGISTRATION_CRD = crds()
+ENVOY_PROXY_CRD, HOSTNAME_CLAIM_CRD, HOSTNAME_POLICY_CRD, PROXY_REGISTRATION_CRD = crds()
 
 
 def schema_of(crd: Object) -> Object:
@@ -232,13 +232,22 @@ def test_names_and_subresources_of_proxy_registration() -> None:
 
 
 def test_names_of_hostname_claim() -> None:
-    """The HostnameClaim's CRD: its names, no subresource, and a spec of hostname and proxy only."""
+    """The HostnameClaim's CRD: its names, one for the cluster, no subresource."""
     spec = HOSTNAME_CLAIM_CRD["spec"]
     (version,) = spec["versions"]
     assert HOSTNAME_CLAIM_CRD["metadata"]["name"] == "hostnameclaims.edge.operator-app.dev"
-    assert spec["names"]["shortNames"] == ["ehost"]
+    assert (spec["scope"], spec["names"]["shortNames"]) == ("Cluster", ["ehost"])
     assert "subresources" not in version
-    assert set(schema_of(HOSTNAME_CLAIM_CRD)["properties"]["spec"]["properties"]) == {"hostname", "proxy"}
+    fields = schema_of(HOSTNAME_CLAIM_CRD)["properties"]["spec"]["properties"]
+    assert set(fields) == {"hostname", "proxy", "installation", "releasedAt"}
+
+
+def test_names_of_hostname_policy() -> None:
+    """The HostnamePolicy's CRD: its names, one for the cluster, and a spec that chooses namespaces."""
+    spec = HOSTNAME_POLICY_CRD["spec"]
+    assert HOSTNAME_POLICY_CRD["metadata"]["name"] == "hostnamepolicies.edge.operator-app.dev"
+    assert (spec["scope"], spec["names"]["shortNames"]) == ("Cluster", ["ehostpol"])
+    assert schema_of(HOSTNAME_POLICY_CRD)["properties"]["spec"]["required"] == ["namespaceSelector"]
 
 
 def test_the_schemas_fields_are_the_models_fields() -> None:
