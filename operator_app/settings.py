@@ -226,11 +226,6 @@ class Settings(BaseSettings):
         return value
 
     @property
-    def dns_zones(self) -> tuple[str, ...]:
-        """The zones of every DNS registry that is configured."""
-        return (*self.powerdns_zones, *self.rfc2136_zones)
-
-    @property
     def tenant_policy(self) -> TenantPolicy:
         """What tenants may declare."""
         return TenantPolicy(
@@ -239,6 +234,11 @@ class Settings(BaseSettings):
             self.tenant_annotation_prefixes,
             self.forbidden_networks,
         )
+
+    @property
+    def dns_zones(self) -> tuple[str, ...]:
+        """The zones of every DNS registry that is configured."""
+        return (*self.powerdns_zones, *self.rfc2136_zones)
 
     def weight_of(self, tenant: str) -> int:
         """The scheduling weight of ``tenant``, 1 to 100; 1 unless ``tenant_weights`` names it."""

@@ -20,9 +20,9 @@ CANDIDATES = (
     "b.example.com",
     "true",
     "team-a=3",
-    "ns1.example.com:53",
     "ClusterIP",
     "10.0.0.0/8",
+    "ns1.example.com:53",
 )
 """Texts, of which every setting accepts at least one that differs from its default."""
 
