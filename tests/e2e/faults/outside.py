@@ -10,6 +10,7 @@ point each fault is injected by a proxy in front of the server, and the run has 
 - one more call after that changes nothing.
 """
 
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -120,7 +121,6 @@ class OutsideCampaign:
     def __init__(self, server: PowerDns, proxy: FaultyProxy) -> None:
         self._server = server
         self._proxy = proxy
-        self._zones = 0
 
     async def points(self, scenario: OutsideScenario) -> tuple[tuple[str, int], ...]:
         """The method and number of each request of an undisturbed call."""
@@ -163,8 +163,7 @@ class OutsideCampaign:
         )
 
     async def _prepared(self, scenario: OutsideScenario) -> tuple[Zone, set[Row]]:
-        self._zones += 1
-        zone = self._server.make_zone(f"f{self._zones}.example")
+        zone = self._server.make_zone(f"f{uuid.uuid4().hex[:8]}.example")
         zone.put(f"mail.{zone.name}", "A", "192.0.2.25")
         foreign = zone.rows()
         if scenario.is_there:
