@@ -4,6 +4,7 @@ Errors are one sentence on standard error and a non-zero exit: 2 for what the us
 """
 
 import argparse
+import json
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,7 +22,7 @@ if __name__ == "__main__":
 
 from operator_app import app
 from operator_app.api.crd import crds, to_yaml
-from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, Key, Object
+from operator_app.api.kinds import CONFIG_MAP, ENVOY_PROXY, FIELD_MANAGER, Key, Object
 from operator_app.api.models import parse_spec, problem_of, sentence
 from operator_app.desired import children
 from operator_app.errors import ConfigurationError, OperatorError, TerminalError, ThrottledError
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(to_yaml(crds()))
             return 0
         case "render":
-            return _render(parsed.file, parsed.image)
+            return _render(parsed.file, parsed.image, envoy=parsed.envoy)
         case "explain":
             return _explain(parsed)
         case "audit":
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument(
         "--image", default=Settings.model_fields["image"].default, help="Envoy image where the spec names none"
     )
+    render.add_argument("--envoy", action="store_true", help="print what Envoy reads, and not the children")
     explained = commands.add_parser("explain", help="tell who owns which field of a proxy's children; writes nothing")
     explained.add_argument("proxy", metavar="NAMESPACE/NAME")
     explained.add_argument("--kubeconfig", default=argparse.SUPPRESS, metavar="FILE", help="as for run")
@@ -240,7 +242,7 @@ def _run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _render(file: str, image: str) -> int:
+def _render(file: str, image: str, *, envoy: bool) -> int:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         documents = list(yaml.safe_load_all(text))
@@ -265,6 +267,9 @@ def _render(file: str, image: str) -> int:
             return _complain(f"{metadata['name']}: {sentence(error)}", code=2)
         except TerminalError as error:
             return _complain(f"{metadata['name']}: {error}", code=2)
+    if envoy:
+        config_maps = [each["data"] for each in rendered if each["kind"] == CONFIG_MAP.kind]
+        rendered = [{name: json.loads(text) for name, text in data.items()} for data in config_maps]
     sys.stdout.write(to_yaml(tuple(rendered)))
     return 0
 

@@ -58,6 +58,7 @@ from operator_app.status import (
     next_status,
     observed_current_generation,
 )
+from operator_app.tenant_policy import TenantPolicy
 
 log = structlog.get_logger(__name__)
 
@@ -104,6 +105,7 @@ class Reconciler:
         report: Callable[[Object, Result], None],
         record_event: Callable[[Occurrence], None],
         default_image: str,
+        tenant_policy: TenantPolicy | None = None,
         installation: str = OPERATOR_NAMESPACE,
         abandon_after_s: float | None,
         now: Callable[[], datetime],
@@ -117,6 +119,7 @@ class Reconciler:
         self._report = report
         self._record_event = record_event
         self._default_image = default_image
+        self._tenant_policy = tenant_policy or TenantPolicy()
         self._installation = installation
         self._large_specs = anyio.CapacityLimiter(1)
         self._now = now
@@ -192,6 +195,7 @@ class Reconciler:
 
         def declared() -> tuple[EnvoyProxySpec, Mapping[Kind, Object]]:
             spec = parse_spec(proxy)
+            self._tenant_policy.check(spec)
             return spec, children(
                 proxy, spec, default_image=self._default_image, installation=self._installation, live=live
             )

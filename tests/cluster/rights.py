@@ -34,8 +34,9 @@ class Right:
 
 
 def granted(manifests: Iterable[Object], name: str) -> set[Right]:
-    """The rights that the ClusterRole and the Role of that name grant."""
-    roles = [each for each in manifests if each["kind"] in {"ClusterRole", "Role"} and each["metadata"]["name"] == name]
+    """The rights that ClusterRoles and Roles grant whose names begin with ``name``."""
+    all_roles = [each for each in manifests if each["kind"] in {"ClusterRole", "Role"}]
+    roles = [each for each in all_roles if each["metadata"]["name"].startswith(name)]
     return {
         Right(role["metadata"].get("namespace", ""), group, resource, verb)
         for role in roles

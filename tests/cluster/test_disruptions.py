@@ -1,16 +1,19 @@
 """Replicas of the operator that are replaced, killed, stopped and drained while users edit: nothing is lost."""
 
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import httpx2
 import pytest
 
-from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, NAMESPACE, Key, Object
+from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, NAMESPACE, OPTIONAL_CHILD_KINDS, Key, Object
+from operator_app.desired import child_key
 from operator_app.settings import Settings
 from tests.cluster.installed import OPERATOR, READY_TIMEOUT_S, Installed, available, process_of, restarts
 from tests.e2e.controlplane import Report
@@ -26,6 +29,14 @@ MARGIN_S: Final = 10.0
 
 PROBES_S: Final = 90.0
 """Until the kubelet has given a process up: three probes of 10 s that each wait for 5 s, and a grace period."""
+
+FAST_S: Final = 10.0
+STANZAS: Final[dict[str, Any]] = {
+    "disruption": {"maxUnavailable": 1},
+    "autoscaling": {"maxReplicas": 1},
+    "networkPolicy": {},
+}
+"""Each makes a child of its own."""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -145,6 +156,33 @@ def test_a_drained_node_loses_no_edit(installed: Installed, tenants: Tenants, le
         assert node not in {pod["spec"]["nodeName"] for pod in installed.pods()}
     finally:
         installed.kubectl("uncordon", node)
+
+
+def test_edits_faster_than_reconciles_are_applied(installed: Installed, report: Report) -> None:
+    """Fifty edits a second of a proxy with all optional children: reconciles conflict, and the last edit is applied.
+
+    Without their stanzas the optional children go.
+    """
+    name = f"fast-{uuid.uuid4().hex[:8]}"
+    key = Key(name, "web")
+    installed.admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    installed.admin.create(ENVOY_PROXY, a_proxy(name, resources={"requests": {"cpu": "10m"}}, **STANZAS))
+    wait_reconciled(installed.admin, key, READY_TIMEOUT_S)
+    load = Load(installed.admin, [key], 1 / 50)
+    with load.running():
+        time.sleep(FAST_S)
+    wait_reconciled(installed.admin, key, READY_TIMEOUT_S)
+    assert load.lost() == []
+    entries = [each for each in installed.audit.entries() if each.user == OPERATOR_USER and each.namespace == name]
+    conflicts = [each for each in entries if each.code == httpx2.codes.CONFLICT]
+    report(f"fast edits: {len(load.edits)} in {FAST_S:.0f} s, the last one applied after {len(conflicts)} conflicts")
+    assert conflicts
+    assert all(installed.admin.find(kind, child_key(key)) is not None for kind in OPTIONAL_CHILD_KINDS)
+    installed.admin.patch(ENVOY_PROXY, key, {"spec": dict.fromkeys(STANZAS)})
+    wait_reconciled(installed.admin, key, READY_TIMEOUT_S)
+    for kind in OPTIONAL_CHILD_KINDS:
+        installed.admin.wait_gone(kind, child_key(key), timeout_s=READY_TIMEOUT_S)
+    installed.admin.delete(NAMESPACE, Key("", name))
 
 
 def test_a_replica_that_was_killed_is_found_by_its_cgroup(leader: Object) -> None:

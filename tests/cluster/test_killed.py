@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.suite import ARGUMENTS_VARIABLE
 from tests.e2e.kube import wait_until
 from tests.e2e.node import cgroups
-from tests.e2e.process_tree import alive, command_line, family_of
+from tests.e2e.process_tree import alive, command_line, family_of, node_mounts
 from tests.paths import ROOT
 
 START_TIMEOUT_S: Final = 900.0
@@ -30,7 +30,7 @@ PROGRAMS: Final = (
 @pytest.mark.skipif("E2E_KUBECONFIG" in os.environ, reason="it starts clusters of its own")
 def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """After ``kill -9`` of pytest: no cluster, no node, no suite and no operator of it, no mount and no cgroup."""
-    before, own = mounts(), set(cgroups.all_of_nodes())
+    mounts, own = node_mounts(), set(cgroups.all_of_nodes())
     command = [sys.executable, "-m", "pytest", "tests/cluster", "-k", "probes or suite", "-p", "no:cacheprovider"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment = inherited | {ARGUMENTS_VARIABLE: "-k test_leases"}
@@ -50,9 +50,4 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         run.wait()
     wait_until(lambda: not alive(family), END_TIMEOUT_S, "the end of all processes")
     wait_until(lambda: set(cgroups.all_of_nodes()) <= own, END_TIMEOUT_S, "the end of its cgroups")
-    wait_until(lambda: mounts() <= before, END_TIMEOUT_S, "the end of its mounts")
-
-
-def mounts() -> set[str]:
-    """What is mounted, as far as this process sees it."""
-    return set(Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines())
+    assert node_mounts() <= mounts

@@ -1,4 +1,4 @@
-"""Processes below another one, however they were started, and whether they still run (Linux)."""
+"""What a run has on this machine: its processes, whether they still run, and mounts of nodes (Linux)."""
 
 from pathlib import Path
 
@@ -25,6 +25,12 @@ def family_of(pid: int) -> dict[int, str]:
 def alive(processes: dict[int, str]) -> list[int]:
     """Those that still run; a number that was used again does not count."""
     return [pid for pid, started in processes.items() if start_time(pid) == started]
+
+
+def node_mounts() -> set[str]:
+    """What is mounted of any node, as this process sees it. Others on the machine mount other things meanwhile."""
+    lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if any(name in line for name in ("kubelet", "containerd", "netns", "/run/cni"))}
 
 
 def command_line(pid: int) -> bytes:

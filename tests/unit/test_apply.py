@@ -249,6 +249,7 @@ async def test_a_repair_is_reported_although_its_tidying_up_lost_a_race(tmp_path
     assert result.outcome is Outcome.CONFIGURED
     assert result.problem is None
     assert [each.field for each in result.changes] == [".data.file"]
+    assert api.body("patch ConfigMap")["metadata"].keys() == {"uid", "resourceVersion", "managedFields"}
 
 
 async def test_a_second_try_pins_the_object_and_not_its_version(tmp_path: Path) -> None:

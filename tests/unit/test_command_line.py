@@ -287,6 +287,15 @@ def test_render_takes_no_namespace_for_the_default_one(capsys: pytest.CaptureFix
         assert all(each["metadata"]["ownerReferences"][0]["uid"] for each in found)
 
 
+def test_render_prints_what_envoy_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With ``--envoy`` a document for each proxy: the files by their names, decoded."""
+    file = tmp_path / "proxy.yaml"
+    file.write_text(GOOD)
+    (found,) = rendered(capsys, "-f", str(file), "--envoy")
+    assert {name.partition("-")[0] for name in found} == {"cds.json", "envoy", "lds", "rds"}
+    assert {each["name"] for each in found["cds.json"]["resources"]} >= {"backend/app"}
+
+
 def test_render_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A single dash, as everywhere."""
     monkeypatch.setattr("sys.stdin", io.StringIO(GOOD))

@@ -39,6 +39,7 @@ from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.results import DONE, Outcome, Problem
+from operator_app.tenant_policy import TenantPolicy
 from tests.unit.scripted_api import (
     CONFLICT,
     NOT_FOUND,
@@ -495,6 +496,17 @@ async def test_a_declaration_that_cannot_be_acted_on_writes_nothing_but_the_stat
     assert words in condition(api, "Stalled")["message"]
     assert condition(api, "Available")["status"] == "True"
     assert api.body("apply EnvoyProxy/status")["status"]["address"] == ADDRESS
+
+
+async def test_what_the_platform_does_not_allow_writes_nothing_but_the_status(tmp_path: Path) -> None:
+    """A valid spec that the settings forbid is refused as one that is not valid, with the reason NotAllowed."""
+    proxy = proxy_of_team({"service": {"type": "NodePort"}})
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+        own.reconciler._tenant_policy = TenantPolicy(service_types=("ClusterIP",))
+        assert await own.reconciler.reconcile(KEY) == DONE
+    assert condition(api, "Stalled")["reason"] == "NotAllowed"
+    assert "use ClusterIP" in condition(api, "Stalled")["message"]
 
 
 # --- paused --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The pool: workers, crashes, and how it stops."""
 
 import math
+import time
 
 import anyio
 import pytest
@@ -10,7 +11,7 @@ from operator_app.controller import workers
 from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.workers import Reconcile, WorkerPool
 from operator_app.controller.workqueue import Limits, Priority
-from operator_app.errors import OperatorError, ThrottledError, TransientError
+from operator_app.errors import LONGEST_WAIT_S, OperatorError, ThrottledError, TransientError
 from operator_app.observability.metrics import Metrics
 from operator_app.results import DONE, ReconcileResult
 
@@ -251,3 +252,50 @@ async def test_the_grace_time_begins_although_all_workers_are_busy() -> None:
             await begun.wait()
             await anyio.wait_all_tasks_blocked()
             under_test.stop()
+
+
+async def test_under_full_backpressure_one_reconcile_runs_at_a_time() -> None:
+    """However many workers there are, and however many tenants wait."""
+    running = most = done = 0
+    backpressure = Fading()
+    backpressure.least = 0.1
+
+    async def reconcile(_key: Key, _failures: int) -> ReconcileResult:
+        nonlocal running, most, done
+        running += 1
+        most = max(most, running)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        running -= 1
+        done += 1
+        if done == 4:
+            under_test.stop()
+        return DONE
+
+    under_test = pool(reconcile, workers=10, backpressure=backpressure)
+    for number in range(4):
+        under_test.enqueue(Key(f"ns-{number}", "web"), f"ns-{number}", Priority.USER)
+    with anyio.fail_after(60):
+        await under_test.run(grace_s=1)
+    assert (most, done) == (1, 4)
+
+
+@pytest.mark.parametrize("asked_s", [math.inf, math.nan, 1e12, -5.0])
+async def test_a_requeue_that_nobody_can_wait_for_is_no_failure_and_comes_within_the_hour(asked_s: float) -> None:
+    """A delay comes from a plugin's answer: it is bounded, and does not count as a failure of the key."""
+
+    async def reconcile(_key: Key, _failures: int) -> ReconcileResult:
+        await anyio.lowlevel.checkpoint()
+        under_test.stop()
+        return ReconcileResult(requeue_after_s=asked_s)
+
+    key = Key("a", "web")
+    under_test = pool(reconcile, workers=1)
+    under_test.enqueue(key, "a", Priority.USER)
+    with anyio.fail_after(60):
+        await under_test.run(grace_s=1)
+    now_mono = time.monotonic()
+    ready_at = under_test._queue.ready_at(now_mono)
+    assert ready_at is not None
+    assert ready_at - now_mono <= LONGEST_WAIT_S
+    assert under_test._queue.failures(key) == 0

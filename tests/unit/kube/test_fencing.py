@@ -21,6 +21,7 @@ from operator_app.kube.events import EventRecorder, Occurrence
 from operator_app.kube.fencing import FencingToken
 from operator_app.registration.powerdns.client import Delete, PowerDnsApi
 from tests.unit.kube.scripted_client import kubeconfig_in
+from tests.unit.scripted_api import Clock
 
 pytestmark = pytest.mark.anyio
 
@@ -192,3 +193,16 @@ async def test_a_registry_outside_is_fenced_the_same_way() -> None:
             with pytest.raises(FencedError):
                 await api.change("example.com", [Delete("web.example.com", "A")])
     assert asked == ["GET"]
+
+
+def test_a_token_is_not_valid_any_more_at_its_deadline() -> None:
+    """At that very moment another replica may acquire the shard; a deadline never moves back, and an end is final."""
+    clock = Clock(9.0)
+    token = FencingToken(0, 1, until=10.0, clock=clock)
+    found = []
+    for clock.mono, until in ((9.0, 10.0), (10.0, 10.0), (10.0, 11.0), (10.9, 10.5), (11.0, 11.0)):
+        token.extend(until)
+        found.append(token.is_valid)
+    assert found == [True, False, True, True, False]
+    token.end()
+    assert not token.is_valid

@@ -272,3 +272,16 @@ async def test_a_list_that_is_slower_than_a_request_may_be_confirms_a_heartbeat(
     async with an_elector(server, tmp_path) as running:
         await running.until(ShardTransition.TAKEN)
     assert server.leases[shard_lease_name(0)]["spec"]["leaseTransitions"] == 0
+
+
+async def test_a_lease_that_is_newer_than_a_list_is_not_taken_for_deleted(tmp_path: Path) -> None:
+    """A list that was read before a Lease was created does not have it, and says nothing about it."""
+    async with cluster_over(Server(), tmp_path) as cluster:
+        elector = RunningElector(cluster, 1, 1.0, lambda: 100.0).elector
+        for version in (39, 41):
+            lease = a_lease(shard_lease_name(0), f"holder-{version}", shards=1, **{LABEL_ROLE: "shard"})
+            metadata = lease["metadata"] | {"uid": "u", "resourceVersion": str(version)}
+            elector.apply_delta(Changed(LEASE, lease | {"metadata": metadata}))
+            elector.apply_delta(Listed(LEASE, NAMESPACE, (), "40", first=True, last=True))
+            known = [each["spec"]["holderIdentity"] for each in elector._state.known()]
+            assert known == ([] if version == 39 else ["holder-41"])

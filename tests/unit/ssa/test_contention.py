@@ -221,3 +221,19 @@ def test_many_names_and_fields_stay_a_short_sentence() -> None:
     assert len(str(tracker.contention(UID, now_mono=0))) < 700
     (streaks,) = tracker._streaks.values()
     assert len(streaks) <= FIELDS + 1
+
+
+def test_the_default_times() -> None:
+    """What ``docs/settings.md`` says, and what the bound of writes follows from."""
+    assert ContentionTimes() == ContentionTimes(threshold=3, window_s=60.0, base_s=2.0, cap_s=300.0)
+
+
+def test_a_known_rival_makes_the_next_restoration_wait_and_each_one_after_it_longer() -> None:
+    """The first time it counts as the threshold; from then on it counts as everybody does."""
+    tracker, pauses_s, now_mono = ContentionTracker(TIMES), [], 0.0
+    rival = RestoredField(A, "a", "1", ("the other installation",), known_rival=True)
+    for _ in range(4):
+        tracker.record(UID, [rival], is_repair=False, now_mono=now_mono)
+        pauses_s.append(tracker.pause_s(UID, {A: "1"}, is_repair=False, now_mono=now_mono))
+        now_mono += pauses_s[-1]
+    assert pauses_s == [2, 4, 8, 16]

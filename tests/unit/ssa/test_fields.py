@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operator_app.api.kinds import Object
-from operator_app.ssa.fields import Difference, Drift, Path, differences, dotted, fields_of, owners_of
+from operator_app.ssa.fields import Difference, Drift, Path, differences, dotted, fields_of, owned_values, owners_of
 from tests.unit.ssa.field_sets import Shape, configuration, element, entry, field_set, stored
 
 TAKEN, OUTDATED, UNWANTED = Drift
@@ -541,3 +541,26 @@ def test_no_live_value_can_break_the_comparison(desired: Object, live_spec: Json
     live["spec"] = live_spec
     for difference in differences(desired, live):
         assert dotted(difference.path).startswith(".spec")
+
+
+def test_every_leaf_that_we_own_is_read_with_its_live_value() -> None:
+    """Through maps, items of keyed lists and members of sets; what is gone is None, and what others own is left out."""
+    desired: Object = {
+        "apiVersion": "v1",
+        "kind": "Any",
+        "metadata": {"name": "x", "namespace": "y", "finalizers": ["a/b"]},
+        "spec": {"ports": [{"port": 80, "protocol": "TCP", "name": "http"}], "replicas": 2, "selector": {"app": "x"}},
+    }
+    live = stored(desired)
+    live["spec"]["ports"].insert(0, {"port": 81, "protocol": "TCP", "name": "theirs"})
+    live["spec"] |= {"replicas": 3, "theirs": True}
+    del live["spec"]["selector"]
+    key = 'k:{"port":80,"protocol":"TCP"}'
+    assert dict(owned_values(live)) == {
+        ("f:metadata", "f:finalizers", 'v:"a/b"'): "a/b",
+        ("f:spec", "f:ports", key, "f:port"): 80,
+        ("f:spec", "f:ports", key, "f:protocol"): "TCP",
+        ("f:spec", "f:ports", key, "f:name"): "http",
+        ("f:spec", "f:replicas"): 3,
+        ("f:spec", "f:selector"): None,
+    }
