@@ -75,11 +75,11 @@ class PostgreSql:
             installed("initdb"), "-D", data, "-U", "pdns", "--auth=trust", "--no-sync", "--no-locale", "-E", "UTF8"
         )
         options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c shared_buffers=16MB -c max_connections=40"
-        command = (*self._as_user(), str(installed("postgres")), "-D", str(data), *options.split())
+        command = (*self._as_user("--pdeathsig=INT"), str(installed("postgres")), "-D", str(data), *options.split())
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 # The server ends with this process, however that ends.
-                ("setpriv", "--pdeathsig", "INT", *command),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -123,10 +123,12 @@ class PostgreSql:
     def _run(self, *command: str | Path) -> None:
         subprocess.run((*self._as_user(), *command), cwd="/", capture_output=True, check=True, timeout=START_TIMEOUT_S)
 
-    def _as_user(self) -> tuple[str, ...]:
+    def _as_user(self, *options: str) -> tuple[str, ...]:
+        """Who runs a program. In one call with further ``options``: a change of the user takes others back."""
         if self._user is None:
-            return ()
-        return ("setpriv", f"--reuid={self._user}", f"--regid={pwd.getpwnam(self._user).pw_gid}", "--clear-groups")
+            return ("setpriv", *options) if options else ()
+        group = pwd.getpwnam(self._user).pw_gid
+        return ("setpriv", *options, f"--reuid={self._user}", f"--regid={group}", "--clear-groups")
 
 
 def _exists(user: str) -> bool:

@@ -72,7 +72,7 @@ def test_a_resolver_finds_a_proxy_that_rfc2136_publishes(
 
         key_file.write_text(bind.key_statement("operator"))
         live = admin.wait_until(ENVOY_PROXY, key, holds("Registered"), CONVERGE_TIMEOUT_S)
-        assert recursor.addresses(hostname) == {ADDRESS, "2001:db8::7"}
+        wait_until(lambda: recursor.addresses(hostname) == {ADDRESS, "2001:db8::7"}, 20, "both addresses")
         cluster_uid = admin.get(NAMESPACE, Key("", "kube-system"))["metadata"]["uid"]
         owner = Ownership(Installation.of(cluster_uid, OPERATOR_ID), live["metadata"]["uid"], 1).content
         assert (f"_edge-owner.{hostname}", "TXT", 300, owner, False) in zone.rows()
