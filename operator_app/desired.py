@@ -77,14 +77,16 @@ def children(
     default_image: str,
     installation: str = OPERATOR_NAMESPACE,
     live: Mapping[Kind, Object | None] = MappingProxyType({}),
+    files: Files | None = None,
 ) -> dict[Kind, Object]:
     """The desired children of ``proxy``, in the order in which they are applied.
 
-    ``live`` are the children as they are known. As long as Pods of an older revision run, the ConfigMap keeps the files
-    that these read, so that one of them that is started again runs what it was rolled out with; nothing else of
-    ``live`` is used. Raises ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
+    ``files`` are what the ConfigMap should have now, by default what ``spec`` declares. ``live`` are the children as
+    they are known: as long as Pods of an older revision run, the ConfigMap keeps the files that these read, so that one
+    of them that is started again runs what it was rolled out with; nothing else of ``live`` is used. Raises
+    ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
     """
-    files = rendered(spec)
+    files = files or rendered(spec)
     bodies: dict[Kind, Object] = {
         CONFIG_MAP: {"data": _files_in_use(proxy, files, live) | dict(files.texts)},
         DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, files, default_image)},

@@ -20,10 +20,12 @@ from operator_app.api.kinds import (
     LABEL_MANAGED_BY,
     LABEL_TENANT,
     NAMESPACE,
+    POD,
     PROXY_REGISTRATION,
     Kind,
     Object,
 )
+from operator_app.dataplane.pods import kept_of_pod, owner_uid
 from operator_app.desired import controller_uid
 from operator_app.envoy.files import is_file
 from operator_app.kube.store import Index, Keep, Store
@@ -44,6 +46,7 @@ INDEXES: Final[Mapping[Kind, Index]] = {
     NAMESPACE: lambda _: None,
     PROXY_REGISTRATION: proxy_of,
     HOSTNAME_CLAIM: proxy_of,
+    POD: owner_uid,
     **dict.fromkeys(CHILD_KINDS, controller_uid),
 }
 """Every kind that the store keeps, with the index by which its objects are looked up."""
@@ -67,7 +70,7 @@ def _kept_of_config_map(config_map: Object) -> Object:
     return kept | {"data": files} if is_child and files else kept
 
 
-KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map}
+KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map, POD: kept_of_pod}
 """What the store keeps of the objects of a kind; of the other kinds it keeps all."""
 
 

@@ -16,6 +16,7 @@ from operator_app.api.kinds import (
     HOSTNAME_CLAIM,
     LABEL_TENANT,
     NAMESPACE,
+    POD,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -24,6 +25,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.controller.scopes import Scopes
 from operator_app.controller.workqueue import Priority
+from operator_app.dataplane.pods import owner
 from operator_app.desired import proxy_key
 from operator_app.kube.deltas import Deleted, Delta, Listed
 from operator_app.kube.fencing import FencingToken
@@ -152,6 +154,8 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
         return proxy_of(obj)
     if kind == NAMESPACE:
         return None
+    if kind == POD:
+        return owner(obj)
     return proxy_key(key_of(obj))
 
 

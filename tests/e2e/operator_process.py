@@ -12,10 +12,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
 from operator_app.api.kinds import Object
+from tests.e2e.node import Node
 
 SERVICE_ACCOUNT: Final = "operator-app"
 OPERATOR_NAMESPACE: Final = "edge-system"
@@ -40,12 +42,14 @@ _replicas: dict[str, "OperatorProcess"] = {}
 class OperatorProcess:
     """One operator process after another, never two at a time. Whoever starts it has to stop or kill it.
 
-    Two objects whose processes run at the same time are two replicas.
+    Two objects whose processes run at the same time are two replicas. With a ``node`` they run in its network, where
+    the addresses of Pods are.
     """
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, node: Node | None = None) -> None:
         self.replica = ""
-        self._kubeconfig = kubeconfig
+        self._kubeconfig = kubeconfig if node is None else node.kubeconfig_inside(kubeconfig)
+        self._node = node
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._log_from = 0
@@ -61,6 +65,8 @@ class OperatorProcess:
         _replicas[self.replica] = self
         identity = (f"--kubeconfig={self._kubeconfig}", f"--replica-name={self.replica}", "--http-port=0")
         command = [sys.executable, "-m", *module, *identity, *QUICK, *flags]
+        if self._node is not None:
+            command = ["nsenter", f"--net={self._node.network}", "--", *command]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -137,8 +143,9 @@ class OperatorProcess:
     def get(self, path: str) -> tuple[int, str]:
         """The status and the text of an answer on its HTTP port."""
         port = self.wait_for("started")["http_port"]
+        inside = nullcontext() if self._node is None else self._node.inside()
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            with inside, urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -16,8 +16,9 @@ from typing import Any
 import anyio.lowlevel
 import httpx2
 
-from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Kind, Object
+from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, POD, PROXY_REGISTRATION, Key, Kind, Object
 from operator_app.apply import Applier
+from operator_app.dataplane.pods import owner_uid
 from operator_app.finalizer import Finalizer
 from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
 from operator_app.kube.store import Store
@@ -253,7 +254,7 @@ async def components(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]
     When the context ends well, the whole script must have been asked for.
     """
     store = Store(
-        {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of, HOSTNAME_CLAIM: proxy_of}
+        {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of, HOSTNAME_CLAIM: proxy_of, POD: owner_uid}
         | dict.fromkeys(CHILD_KINDS, controller_uid)
     )
     for kind, obj in known:

@@ -19,6 +19,7 @@ CANDIDATES = (
     "https://dns.example.com",
     "b.example.com",
     "true",
+    "false",
     "team-a=3",
 )
 """Texts, of which every setting accepts at least one that differs from its default."""
