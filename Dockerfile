@@ -1,9 +1,9 @@
-# The operator's image: the locked dependencies and the wheel of this repository in one virtual environment.
+# The operator's image: the locked dependencies and the wheel of this repository in one virtual environment, with the
+# interpreter that runs it, and nothing else.
 #
-#   BUILD_IMAGE    any image with Python >= 3.11 and its venv module; name it by digest for a release
-#   RUNTIME_IMAGE  the same interpreter at the same path; it needs neither a shell nor pip
-ARG BUILD_IMAGE=python:3.13-slim-trixie
-ARG RUNTIME_IMAGE=${BUILD_IMAGE}
+#   BUILD_IMAGE    an image with Python >= 3.11, its venv module, ldd and ldconfig, named by digest: the same bytes
+#                  whenever it is built. Its interpreter is the one that is shipped.
+ARG BUILD_IMAGE=python:3.13-slim-trixie@sha256:9d2e5553305c7c7b0097999bb17187c69b921ccd6bc9d40e4bb5ebe652c00285
 
 FROM ${BUILD_IMAGE} AS build
 WORKDIR /src
@@ -16,16 +16,20 @@ COPY pyproject.toml README.md LICENSE ./
 COPY operator_app operator_app
 RUN /builder/bin/pip wheel --no-index --no-build-isolation --no-deps --wheel-dir /dist . \
  && /builder/bin/pip --python /venv/bin/python install --no-index --no-deps --no-cache-dir /dist/*.whl
+COPY image image
+RUN python3 image/runtime_files.py /venv /runtime
 
-FROM ${RUNTIME_IMAGE}
+FROM scratch
+ARG BUILD_IMAGE
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="operator-app" \
       org.opencontainers.image.description="Kubernetes operator for EnvoyProxy resources" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BUILD_IMAGE}" \
       org.opencontainers.image.revision="${REVISION}"
-COPY --from=build /venv /venv
-# Bytecode was compiled by the installation; nothing is written at run time, so the root file system may be read-only.
-ENV PATH=/venv/bin:/usr/local/bin:/usr/bin:/bin \
+COPY --from=build /runtime /
+# Bytecode was compiled when the image was built; nothing is written at run time, so the root may be read-only.
+ENV PATH=/venv/bin \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 WORKDIR /

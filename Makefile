@@ -1,7 +1,7 @@
 # One place for every command. `make` alone lists them.
 #
 # Settings: PYTHON names the interpreter that makes the virtual environment (3.11 or newer), ARGS goes to pytest.
-# A user's own KUBECONFIG is never read: only E2E_KUBECONFIG points `demo` and `e2e` at another cluster.
+# A user's own KUBECONFIG is never read: only E2E_KUBECONFIG points `demo`, `e2e` and `test-cluster` at another cluster.
 
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
@@ -11,8 +11,9 @@ unexport KUBECONFIG
 
 PYTHON ?= python3
 ARGS ?=
-# Proxies of bench-scale.
+# Proxies of bench-scale, and histories of `make histories`.
 N ?= 1000
+EXAMPLES ?= 50
 # Test files go to this many processes; each that holds an e2e test starts a control plane of its own (0.7 GB).
 WORKERS ?= 2
 IMAGE ?= operator-app:dev
@@ -94,6 +95,11 @@ e2e: $(STAMP) ## End-to-end tests on a real API server; ARGS="-k drift -x" goes 
 test: $(STAMP) ## Unit and end-to-end tests in one run
 	@$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit tests/e2e $(ARGS)
 
+.PHONY: histories
+histories: $(STAMP) ## EXAMPLES=50 random histories of users, other writers, policies and crashes; shrinks what fails
+	@STATE_MACHINE_EXAMPLES=$(EXAMPLES) FOREIGN_EXAMPLES=$(EXAMPLES) $(PYTEST) \
+	  tests/e2e/apply/test_state_machine.py tests/e2e/apply/test_foreign_bytes.py $(ARGS)
+
 .PHONY: faults
 faults: $(STAMP) ## Every fault at every point, a quarter of an hour; writes docs/reliability.md
 	@$(BIN)/python -m tests.e2e.faults
@@ -130,6 +136,10 @@ bench-scale: $(STAMP) ## What N=1000 proxies of varied specs cost: start, resync
 bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers
 	@$(BIN)/python -m benchmarks.failover $(ARGS)
 
+.PHONY: bench-image
+bench-image: $(STAMP) ## Size of the operator's image, and seconds from a Pod's start to in sync (root; minutes)
+	@$(BIN)/python -m benchmarks.image $(ARGS)
+
 .PHONY: lock
 lock: ## Write requirements/*.txt from pyproject.toml; ARGS=--upgrade takes newer versions
 	@tool=$$(mktemp -d); trap 'rm -rf "$$tool"' EXIT; \
@@ -156,7 +166,7 @@ image-test: $(STAMP) ## Build the image on this machine alone and run it (root, 
 	@$(PYTEST) tests/delivery $(ARGS)
 
 .PHONY: test-cluster
-test-cluster: $(STAMP) ## The image from the Dockerfile in Pods on a real node, then the e2e suite on that cluster (root; minutes)
+test-cluster: $(STAMP) ## The image in Pods on two real nodes, disrupted, and the e2e suite beside it (root; half an hour)
 	@$(PYTEST) tests/cluster $(ARGS)
 
 .PHONY: clean

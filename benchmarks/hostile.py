@@ -38,7 +38,8 @@ from benchmarks.situation import (
     small,
 )
 from operator_app.api.kinds import ENVOY_PROXY, Key, Object
-from operator_app.api.models import MAX_ANNOTATIONS_TEXT, MAX_TEXT
+from operator_app.api.models import MAX_TEXT
+from operator_app.api.placement import MAX_ANNOTATIONS_TEXT
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess

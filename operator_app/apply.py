@@ -7,7 +7,8 @@ Every object takes two steps, and each can be repeated or interrupted anywhere:
    is left alone, and one without differences needs no request. The only record of what was applied last is the object's
    own ``managedFields``, so the plan is the same before and after a restart.
 2. **Execute.** At most one apply for each object. A patch precedes it where something foreign makes the API server
-   refuse it (``ssa.unblock``), and follows it where a stale manager co-owns our fields (``ssa.comanagers``).
+   refuse it (``ssa.unblock``) or where another writer takes a field over (``ssa.handover``), and follows it where a
+   stale manager co-owns our fields (``ssa.comanagers``).
 
 Guarantees
 
@@ -60,6 +61,7 @@ from operator_app.ssa.changes import FieldChange, field_changes
 from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
 from operator_app.ssa.contention import WHOLE_OBJECT, Contention, ContentionTracker, RestoredField, digest_of
 from operator_app.ssa.fields import Difference, Drift, Path, differences, owners_of
+from operator_app.ssa.handover import patch_of_hand_over, set_back
 from operator_app.ssa.unblock import unblocking_patch
 
 log = structlog.get_logger(__name__)
@@ -444,6 +446,17 @@ class Applier:
         raise ConflictError(message, kind=kind, key=key_of(merged))
 
     async def _repair(self, plan: Plan, live: Object, check: OwnershipCheck) -> Result:
+        handed_over = patch_of_hand_over(plan.kind, live, plan.differences)
+        if handed_over is not None:
+            live = await self._patch(plan.kind, live, handed_over)
+            if not differences(plan.desired, live):
+                # The patch was all there was to write, and has been counted as such.
+                return self._with_contention(plan, Result(plan.kind, plan.key, Outcome.CONFIGURED, live))
+        before = set_back(plan.kind, plan.desired, live, plan.differences)
+        if before is not None:
+            body = _with_metadata(before, check.precondition(live))
+            live = (await self._cluster.apply(plan.kind, body, force=True)).object
+            self._on_write(plan.kind, Outcome.CONFIGURED)
         body = _with_metadata(plan.desired, check.precondition(live))
         try:
             applied = await self._cluster.apply(plan.kind, body, force=True)

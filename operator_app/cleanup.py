@@ -16,8 +16,8 @@ from typing import Final
 import structlog
 
 from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
     ANNOTATION_INSTALLATION,
-    CHILD_KINDS,
     ENVOY_PROXY,
     LABEL_INSTANCE,
     LABEL_MANAGED_BY,
@@ -147,7 +147,7 @@ class Cleanup:
         Returns the first refusal, after trying all. Raises transient errors.
         """
         first: OperatorError | None = None
-        for kind in CHILD_KINDS:
+        for kind in ALL_CHILD_KINDS:
             live = await self._cluster.get(kind, child_key(key_of(proxy)))
             if live is None or controller_uid(live) != proxy["metadata"]["uid"]:
                 continue

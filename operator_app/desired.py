@@ -1,4 +1,4 @@
-"""The desired children of an EnvoyProxy: its ConfigMap, Deployment and Service. Pure.
+"""The desired children of an EnvoyProxy: ConfigMap, Deployment, Service and what the spec asks for beside. Pure.
 
 The children are *canonical*: they contain exactly the values that the API server stores, because the operator compares
 them field by field with the fields that it owns. Defaults of key fields are explicit (protocols, apiVersions), there
@@ -13,6 +13,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, Final
 
+from operator_app import optional_children
 from operator_app.api.kinds import (
     ANNOTATION_INSTALLATION,
     ANNOTATION_REVISION,
@@ -20,19 +21,23 @@ from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     FIELD_MANAGER,
+    HORIZONTAL_POD_AUTOSCALER,
     LABEL_MANAGED_BY,
     LABEL_OWNER_UID,
+    NETWORK_POLICY,
     OPERATOR_NAMESPACE,
+    POD_DISRUPTION_BUDGET,
     SERVICE,
     Key,
     Kind,
     Object,
 )
-from operator_app.api.models import READINESS_PORT, EnvoyProxySpec, Resources
+from operator_app.api.models import READINESS_PORT, EnvoyProxySpec, Listener, Resources
 from operator_app.api.quantity import canonical, value_of
 from operator_app.envoy import drain, internal
 from operator_app.envoy.files import MAX_BYTES, Files, is_file, rendered
 from operator_app.envoy.messages import CONFIG_DIRECTORY
+from operator_app.pod_placement import pod_placement
 from operator_app.ssa.fields import fields_of
 
 READINESS_PORT_NAME: Final = "readiness"
@@ -91,10 +96,28 @@ def children(
         CONFIG_MAP: {"data": _files_in_use(proxy, files, live) | dict(files.texts)},
         DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, files, default_image)},
         SERVICE: {"spec": _service_spec(proxy, spec)},
+        **_optional_bodies(proxy, spec),
     }
     annotations = {kind: {ANNOTATION_INSTALLATION: installation} for kind in bodies}
     annotations[SERVICE] |= spec.service.annotations
     return {kind: _child(kind, proxy, body, annotations[kind]) for kind, body in bodies.items()}
+
+
+def _optional_bodies(proxy: Object, spec: EnvoyProxySpec) -> dict[Kind, Object]:
+    """The bodies of the children that ``spec`` asks for."""
+    selector = _own_selector(proxy)
+    namespace = proxy["metadata"]["namespace"]
+    bodies = {
+        POD_DISRUPTION_BUDGET: optional_children.disruption_budget(spec, selector),
+        HORIZONTAL_POD_AUTOSCALER: optional_children.autoscaler(spec, proxy["metadata"]["name"] + SUFFIX),
+        NETWORK_POLICY: optional_children.network_policy(spec, namespace, selector),
+    }
+    return {kind: body for kind, body in bodies.items() if body is not None}
+
+
+def _own_selector(proxy: Object) -> dict[str, str]:
+    """The labels of this proxy's Pods alone: the UID is on nobody else's, whatever labels they carry."""
+    return selector_labels(proxy["metadata"]["name"]) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]}
 
 
 def _files_in_use(proxy: Object, files: Files, live: Mapping[Kind, Object | None]) -> dict[str, str]:
@@ -177,15 +200,16 @@ def _labels(name: str) -> dict[str, str]:
 
 def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
     name = proxy["metadata"]["name"]
-    return {
-        "replicas": spec.replicas,
+    # With an autoscaler the number of Pods is its alone: an apply that had it would undo what the load asked for.
+    replicas = {} if spec.autoscaling else {"replicas": spec.replicas}
+    return replicas | {
         "selector": {"matchLabels": selector_labels(name)},
         # A new Pod must be ready before an old one is deleted, so a rollout does not reduce capacity.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}},
         "template": {
             "metadata": {
-                "labels": _labels(name) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
-                "annotations": {ANNOTATION_REVISION: files.revision},
+                "labels": spec.pod_labels | _labels(name) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
+                "annotations": spec.pod_annotations | {ANNOTATION_REVISION: files.revision},
             },
             "spec": _pod_spec(proxy, spec, files, default_image),
         },
@@ -208,6 +232,7 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: 
         },
         "containers": [_container(f"{metadata['namespace']}/{metadata['name']}", spec, files, default_image)],
         "volumes": [{"name": "config", "configMap": {"name": metadata["name"] + SUFFIX}}],
+        **pod_placement(spec, _own_selector(proxy)),
     }
 
 
@@ -287,16 +312,24 @@ def _concurrency(resources: Resources | None) -> int:
 
 
 def _service_spec(proxy: Object, spec: EnvoyProxySpec) -> dict[str, Any]:
-    return {
-        "type": spec.service.type.value,
-        # The UID is on nobody else's Pods, whatever labels they carry.
-        "selector": selector_labels(proxy["metadata"]["name"]) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
-        # Named, so that each Pod is reached at the port on which it listens, an old one at the old port.
-        "ports": [
-            {"name": each.name, "port": each.port, "targetPort": port_name(each.name), "protocol": "TCP"}
-            for each in spec.listeners
-        ],
+    declared = spec.service
+    optional = {
+        "loadBalancerClass": declared.load_balancer_class,
+        "loadBalancerSourceRanges": list(declared.load_balancer_source_ranges),
+        "externalTrafficPolicy": declared.external_traffic_policy and declared.external_traffic_policy.value,
+        "ipFamilyPolicy": declared.ip_family_policy and declared.ip_family_policy.value,
     }
+    return {
+        "type": declared.type.value,
+        "selector": _own_selector(proxy),
+        "ports": [_service_port(each) for each in spec.listeners],
+    } | {name: value for name, value in optional.items() if value}
+
+
+def _service_port(listener: Listener) -> Object:
+    # Named, so that each Pod is reached at the port on which it listens, an old one at the old port.
+    port = {"name": listener.name, "port": listener.port, "targetPort": port_name(listener.name), "protocol": "TCP"}
+    return port if listener.node_port is None else port | {"nodePort": listener.node_port}
 
 
 def port_name(listener: str) -> str:

@@ -1,7 +1,7 @@
 """One reconcile of one EnvoyProxy: from what is known to what is declared.
 
-The steps, in order: parse the spec, add the finalizer, apply every child, prune children that are not declared any
-more, register the proxy outside, write the status. Each step may be repeated, and a crash behind any single write
+The steps, in order: parse the spec, prune children that are not declared any more, add the finalizer, apply every
+child, register the proxy outside, write the status. Each step may be repeated, and a crash behind any single write
 leaves what the next reconcile completes: names are derived, creates are atomic, the finalizer precedes the first
 outside write, and no step depends on memory of an earlier one.
 
@@ -21,6 +21,7 @@ import structlog
 from pydantic import ValidationError
 
 from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
     CHILD_KINDS,
     CONFIG_MAP,
     DEPLOYMENT,
@@ -173,8 +174,6 @@ class Reconciler:
         if steps.proxy["metadata"]["generation"] != proxy["metadata"]["generation"]:
             # The finalizer's answer has an edit that no watch has delivered yet: the status must be about that one.
             return await self._converge(steps.proxy, failures, is_resync=is_resync)
-        if not spec.paused:
-            await self._prune(steps, desired)
         steps.programming = programming = await self._program(steps, declared, is_resync=is_resync)
         transient = steps.transient
         if transient is not None and failures < PERSISTENT_AFTER:
@@ -229,12 +228,15 @@ class Reconciler:
     async def _take_steps(
         self, proxy: Object, spec: EnvoyProxySpec, desired: Mapping[Kind, Object], *, is_resync: bool
     ) -> "_Steps":
-        """Finalizer, children and record at the same time, each after what it depends on.
+        """Prune; then finalizer, children and record at the same time, each after what it depends on.
 
         A Deployment waits for its ConfigMap, the record for the finalizer and the Service. A step that fails does not
         keep the others from being taken.
         """
         steps = _Steps(proxy)
+        if not spec.paused:
+            # First, so that an autoscaler that is not declared any more does not scale what its removal takes back.
+            await self._prune(steps, desired)
         is_over = {kind: anyio.Event() for kind in (*desired, ENVOY_PROXY)}
 
         async def finalize() -> None:
@@ -413,7 +415,7 @@ class Reconciler:
 
     async def _prune(self, steps: "_Steps", wanted: Mapping[Kind, Object]) -> None:
         """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer."""
-        for kind in CHILD_KINDS:
+        for kind in ALL_CHILD_KINDS:
             for live in self._store.indexed(kind, steps.proxy["metadata"]["uid"]):
                 is_wanted = kind in wanted and key_of(live) == key_of(wanted[kind])
                 if is_wanted or not fields_of(live) or "deletionTimestamp" in live["metadata"]:
@@ -428,7 +430,7 @@ class Reconciler:
                     steps.requeue_times_s.append(POLICY_RETRY_S)
 
     async def _refresh(self, key: Key) -> None:
-        for kind, address in ((ENVOY_PROXY, key), *((kind, child_key(key)) for kind in CHILD_KINDS)):
+        for kind, address in ((ENVOY_PROXY, key), *((kind, child_key(key)) for kind in ALL_CHILD_KINDS)):
             known = self._store.get(kind, address)
             if known is not None:
                 with contextlib.suppress(OperatorError):

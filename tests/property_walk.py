@@ -58,10 +58,15 @@ def trail(prop: Property, base: Object) -> tuple[Step, ...]:
 
     Raises ``LookupError`` if ``prop`` is free text without values in a table, or if ``base`` lacks its parent.
     """
+    original = base
+    for path, change in PARENTS.items():
+        if prop.path[: len(path)] == path:
+            base = deepcopy(base)
+            change(base)
     steps = [Step(f"{prop} = {_short(value)}", _with(base, prop.path, value)) for value in _values(prop, base)]
     if not prop.is_required:
         steps.append(Step(f"{prop} unset", _with(base, prop.path, ABSENT)))
-    return (*steps, Step("changed back", deepcopy(base)))
+    return (*steps, Step("changed back", deepcopy(original)))
 
 
 def unexercised(schema: Object, specs: list[Object]) -> list[str]:
@@ -162,6 +167,8 @@ def _short(value: Value) -> str:
 _LISTENER: Final[PropertyPath] = ("listeners", ITEM)
 _ROUTE: Final[PropertyPath] = (*_LISTENER, "routes", ITEM)
 _BACKEND: Final[PropertyPath] = ("backends", ITEM)
+_TOLERATION: Final[PropertyPath] = ("tolerations", ITEM)
+_PEER: Final[PropertyPath] = ("networkPolicy", "from", ITEM)
 
 
 def _dns_name(length: int) -> str:
@@ -174,13 +181,49 @@ def _dns_name(length: int) -> str:
 TEXTS: Final[Mapping[PropertyPath, tuple[Value, ...]]] = {
     ("image",): ("envoyproxy/envoy:v1.39.0", f"registry.example/{'a' * (512 - 17)}"),
     (*_LISTENER, "name"): ("web",),
-    (*_ROUTE, "backend"): ("b" * 63,),
+    (*_ROUTE, "backend"): ("app", "b" * 63),
+    (*_ROUTE, "backends", ITEM, "name"): ("other", "b" * 63),
+    (*_ROUTE, "mirror", "backend"): ("db", "b" * 63),
+    (*_ROUTE, "match", "headers", ITEM, "name"): ("x-other", "a" * 64),
+    (*_ROUTE, "match", "headers", ITEM, "value"): ("2", "%REQ(a)%", "b" * 128),
+    (*_ROUTE, "match", "queryParams", ITEM, "name"): ("v", "a" * 128),
+    (*_ROUTE, "match", "queryParams", ITEM, "value"): ("3", "a" * 128),
+    (*_ROUTE, "idleTimeout"): ("1m", "60m", "59999ms"),
+    (*_ROUTE, "timeout"): ("1m", "59999ms"),
+    (*_ROUTE, "retries", "perTryTimeout"): ("1ms", "15s", "14999ms"),
+    (*_ROUTE, "prefixRewrite"): ("/", "/v2", "/v2/"),
+    (*_ROUTE, "hostRewrite"): ("other.example.com", _dns_name(253)),
+    (*_ROUTE, "redirect", "host"): ("other.example.com", _dns_name(253)),
+    (*_ROUTE, "redirect", "path"): ("/", "/" + "a" * 255),
+    (*_ROUTE, "redirect", "prefix"): ("/", "/" + "a" * 255),
+    (*_ROUTE, "response", "body"): ("down", "<h1>%REQ(:path)%</h1>", "b" * 1024),
+    (*_ROUTE, "response", "contentType"): ("text/html", "a" * 64),
+    **{
+        (*_ROUTE, changes, change, ITEM, member): texts
+        for changes in ("requestHeaders", "responseHeaders")
+        for change in ("set", "add")
+        for member, texts in {"name": ("x-other", "a" * 64), "value": ("%REQ(:path)%", "v" * 256)}.items()
+    },
+    (*_ROUTE, "cors", "maxAge"): ("1s", "60m", "59999ms"),
     (*_ROUTE, "match", "pathPrefix"): ("/", "/api/v2"),
     (*_ROUTE, "match", "pathExact"): ("/", "/api/v2", "/" + "a" * 1023),
     (*_BACKEND, "name"): ("other", "b" * 63),
     (*_BACKEND, "endpoints", ITEM, "host"): ("app.team-a.svc", _dns_name(253)),
     (*_BACKEND, "connectTimeout"): ("1ms", "59999ms", "60000ms"[:7]),
     ("registration", "hostname"): ("other.example.com", _dns_name(253)),
+    ("service", "loadBalancerClass"): ("example.com/other", f"{_dns_name(253)}/{'a' * 63}"),
+    ("networkPolicy", "from", ITEM, "cidr"): (
+        "192.0.2.0/24",
+        "10.0.0.0/8",
+        "fdaa:bbbb:cccc:dddd:eeee:ffff:1111:2222/128",
+    ),
+    ("networkPolicy", "from", ITEM, "namespace"): ("team-b", "b" * 63),
+    (*_TOLERATION, "key"): ("example.com/other", f"{_dns_name(253)}/{'a' * 63}"),
+    (*_TOLERATION, "value"): ("other", "a" * 63),
+    ("topologySpread", ITEM, "topologyKey"): ("kubernetes.io/hostname", f"{_dns_name(253)}/{'a' * 63}"),
+    ("priorityClassName",): ("other", _dns_name(253)),
+    ("serviceAccountName",): ("other", _dns_name(253)),
+    ("imagePullSecrets", ITEM, "name"): ("other", _dns_name(253)),
 }
 """Texts in addition to those of ``api_cases``: an ordinary one and the longest one."""
 
@@ -206,6 +249,14 @@ def _amounts(size: int) -> dict[str, str]:
     return dict(list({"cpu": "1500m", "memory": "1Gi", "ephemeral-storage": "1e9"}.items())[:size])
 
 
+def _names(size: int) -> list[str]:
+    return ["app", "db", *(f"b{n}" for n in range(size))][:size]
+
+
+def _labels(size: int) -> dict[str, str]:
+    return {f"example.com/a{n}": f"v{n}" for n in range(size)}
+
+
 COLLECTIONS: Final[Mapping[PropertyPath, Callable[[int], Value]]] = {
     ("listeners",): _listeners,
     (*_LISTENER, "routes"): _routes,
@@ -215,14 +266,57 @@ COLLECTIONS: Final[Mapping[PropertyPath, Callable[[int], Value]]] = {
     ("service", "annotations"): lambda size: {f"example.com/a{n}": str(n) for n in range(size)},
     ("resources", "requests"): _amounts,
     ("resources", "limits"): _amounts,
+    (*_ROUTE, "match", "headers"): lambda size: [{"name": f"x-a{n}"} for n in range(size)],
+    (*_ROUTE, "match", "queryParams"): lambda size: [{"name": f"a{n}"} for n in range(size)],
+    (*_ROUTE, "backends"): lambda size: [{"name": name} for name in _names(size)],
+    (*_ROUTE, "retries", "on"): lambda size: ["connection", "gateway-error", "server-error"][:size],
+    **{
+        (*_ROUTE, changes, change): lambda size: [{"name": f"x-a{n}", "value": "b"} for n in range(size)]
+        for changes in ("requestHeaders", "responseHeaders")
+        for change in ("set", "add")
+    },
+    **{
+        (*_ROUTE, *path): lambda size: [f"x-a{n}" for n in range(size)]
+        for path in (
+            ("requestHeaders", "remove"),
+            ("responseHeaders", "remove"),
+            ("cors", "headers"),
+            ("cors", "exposeHeaders"),
+        )
+    },
+    (*_ROUTE, "cors", "origins"): lambda size: [f"https://a{n}.example.com" for n in range(size)],
+    (*_ROUTE, "cors", "methods"): lambda size: ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"][:size],
+    (*_ROUTE, "access", "allow"): lambda size: [f"10.{n}.0.0/16" for n in range(size)],
+    (*_ROUTE, "access", "deny"): lambda size: [f"10.{n}.0.0/16" for n in range(size)],
+    ("service", "loadBalancerSourceRanges"): lambda size: [f"10.{n}.0.0/16" for n in range(size)],
+    ("networkPolicy", "from"): lambda size: [{"cidr": f"10.{n}.0.0/16"} for n in range(size)],
+    ("networkPolicy", "from", ITEM, "podLabels"): _labels,
+    ("nodeSelector",): _labels,
+    ("tolerations",): lambda size: [{"key": f"example.com/a{n}"} for n in range(size)],
+    ("topologySpread",): lambda size: [{"topologyKey": f"example.com/a{n}"} for n in range(size)],
+    ("imagePullSecrets",): lambda size: [{"name": f"key-{n}"} for n in range(size)],
+    ("podLabels",): _labels,
+    ("podAnnotations",): _labels,
 }
 """For every list and every map, a function that makes one of a given size."""
 
 OBJECTS: Final[Mapping[PropertyPath, tuple[Object, ...]]] = {
-    (*_ROUTE, "match"): ({}, {"hosts": ["*.example.com"], "pathExact": "/only"}),
+    (*_ROUTE, "match"): ({"pathPrefix": "/"}, {"hosts": ["*.example.com"], "pathPrefix": "/only"}),
+    (*_ROUTE, "retries"): ({}, {"attempts": 3}),
+    (*_ROUTE, "requestHeaders"): ({}, {"remove": ["x-a"]}),
+    (*_ROUTE, "responseHeaders"): ({}, {"remove": ["x-a"]}),
+    (*_ROUTE, "mirror"): ({"backend": "app"}, {"backend": "db", "percent": 1}),
+    (*_ROUTE, "rateLimit"): ({"requests": 1}, {"requests": 2, "per": "hour"}),
+    (*_ROUTE, "cors"): ({"origins": ["*"]}, {"origins": ["https://a"], "credentials": True}),
+    (*_ROUTE, "access"): ({}, {"deny": ["10.0.0.0/8"]}),
+    (*_ROUTE, "redirect"): ({"path": "/b"}, {"scheme": "https"}),
+    (*_ROUTE, "response"): ({"status": 404}, {"status": 200, "body": "%REQ(a)%"}),
     ("service",): ({"type": "NodePort"}, {"type": "ClusterIP", "annotations": {"example.com/a": "1"}}),
     ("resources",): ({"limits": {"cpu": "3"}}, {"requests": {"memory": "64Mi"}}, {}),
     ("registration",): ({}, {"hostname": "a.example.com"}),
+    ("disruption",): ({"maxUnavailable": 2}, {}),
+    ("autoscaling",): ({"maxReplicas": 2}, {"minReplicas": 2, "maxReplicas": 3}),
+    ("networkPolicy",): ({}, {"from": [{"namespace": "team-b"}]}),
 }
 """Values of objects that are replaced as a whole."""
 
@@ -232,22 +326,52 @@ def _without_match(_spec: Object, listener: Object) -> None:
         listener["routes"] = [{"backend": listener["routes"][0]["backend"]}]
 
 
-def _without_prefix(_spec: Object, match: Object) -> None:
+def _with_a_prefix(_spec: Object, match: Object) -> None:
+    """Keep one of both kinds of path."""
     if "pathExact" in match:
         match.pop("pathPrefix", None)
 
 
-def _declared(spec: Object, _holder: Object) -> None:
-    """Replace the backend of each route whose backend is not declared by the first declared one."""
-    names = [each["name"] for each in spec["backends"]]
+def _without_rewrite(spec: Object, _match: Object) -> None:
+    """Remove rewrites of routes whose match has no prefix any more."""
     for route in (route for listener in spec["listeners"] for route in listener["routes"]):
-        if route["backend"] not in names:
-            route["backend"] = names[0]
+        if "pathPrefix" not in route.get("match", {}):
+            route.pop("prefixRewrite", None)
 
 
-def _added(spec: Object, route: Object) -> None:
-    if all(each["name"] != route["backend"] for each in spec["backends"]):
-        spec["backends"].append({"name": route["backend"], "endpoints": [{"host": "b.example.com", "port": 80}]})
+def _exact(spec: Object, match: Object) -> None:
+    _with_a_prefix(spec, match)
+    _without_rewrite(spec, match)
+
+
+def _names_of(route: Object) -> list[str]:
+    names = [each["name"] for each in route.get("backends", ())]
+    return names + [each for each in (route.get("backend"), route.get("mirror", {}).get("backend")) if each is not None]
+
+
+def _declared(spec: Object, _holder: Object) -> None:
+    """Make each route whose backends are not declared one with the first that is."""
+    names = [each["name"] for each in spec["backends"]]
+    for listener in spec["listeners"]:
+        listener["routes"] = [
+            route if set(_names_of(route)) <= set(names) else {"backend": names[0]} for route in listener["routes"]
+        ]
+
+
+def _added(spec: Object, _holder: Object) -> None:
+    """Declare the backends of all routes; a route that has lost its backend gets others."""
+    for route in (route for listener in spec["listeners"] for route in listener["routes"]):
+        if not {"backend", "backends", "redirect", "response"} & set(route):
+            route["backends"] = [{"name": "app"}]
+        for name in _names_of(route):
+            if all(each["name"] != name for each in spec["backends"]):
+                spec["backends"].append({"name": name, "endpoints": [{"host": "b.example.com", "port": 80}]})
+
+
+def _one_path(_spec: Object, redirect: Object) -> None:
+    """A redirect has one of path and prefix; without any change it would have none."""
+    if "path" in redirect:
+        redirect.pop("prefix", None)
 
 
 def _below_the_limit(spec: Object, _holder: Object) -> None:
@@ -264,15 +388,106 @@ def _alone(_spec: Object, registration: Object) -> None:
         registration.clear()
 
 
+def _for_a_load_balancer(_spec: Object, service: Object) -> None:
+    """Remove what a Service of another type must not have."""
+    type_ = service.get("type", "ClusterIP")
+    if type_ != "LoadBalancer":
+        service.pop("loadBalancerClass", None)
+        service.pop("loadBalancerSourceRanges", None)
+    if type_ == "ClusterIP":
+        service.pop("externalTrafficPolicy", None)
+
+
+def _with_node_ports(spec: Object, _listener: Object) -> None:
+    spec["service"] = {"type": "NodePort"}
+
+
+def _with_a_value(_spec: Object, toleration: Object) -> None:
+    """Make operator, value, effect and seconds of a toleration fit each other."""
+    if toleration.get("operator") == "Exists":
+        toleration.pop("value", None)
+    if toleration.get("operator") == "Equal":
+        toleration.setdefault("value", "only")
+    if "value" not in toleration:
+        toleration["operator"] = "Exists"
+    if toleration.get("effect") != "NoExecute":
+        toleration.pop("tolerationSeconds", None)
+
+
+def _at_most(_spec: Object, autoscaling: Object) -> None:
+    autoscaling["maxReplicas"] = max(autoscaling["maxReplicas"], autoscaling.get("minReplicas", 1))
+
+
+def _at_least(_spec: Object, autoscaling: Object) -> None:
+    autoscaling["minReplicas"] = min(autoscaling["maxReplicas"], autoscaling.get("minReplicas", 1))
+
+
+def _one_of_both(_spec: Object, peer: Object) -> None:
+    if "cidr" not in peer:
+        peer["namespace"] = "team-b"
+
+
+def _of_pods(_spec: Object, peer: Object) -> None:
+    if "namespace" in peer or "podLabels" in peer:
+        peer.pop("cidr", None)
+
+
+def _autoscaled(spec: Object) -> None:
+    spec["replicas"] = 1
+    spec["autoscaling"] = {"minReplicas": 1, "maxReplicas": 3, "targetCPUUtilizationPercentage": 50}
+
+
+def _only(*members: str) -> Callable[[Object], None]:
+    """Makes the first route the one of the base that has the last of ``members``, with these members alone."""
+
+    def change(spec: Object) -> None:
+        routes = spec["listeners"][0]["routes"]
+        found = next(each for each in routes if members[-1] in each)
+        routes[0] = {name: deepcopy(found[name]) for name in members if name in found}
+
+    return change
+
+
+def _of_a_canary(spec: Object) -> None:
+    spec["listeners"][0]["routes"][0] = deepcopy(spec["listeners"][0]["routes"][1])
+
+
+PARENTS: Final[Mapping[PropertyPath, Callable[[Object], None]]] = {
+    ("autoscaling",): _autoscaled,
+    (*_ROUTE, "match", "headers"): _of_a_canary,
+    (*_ROUTE, "backends"): _of_a_canary,
+    (*_ROUTE, "redirect"): _only("match", "redirect"),
+    (*_ROUTE, "response"): _only("response"),
+}
+"""What a property's trail begins with, where the base has something that excludes the property."""
+
 MOVES: Final[Mapping[PropertyPath, Callable[[Object, Object], None]]] = {
     (*_LISTENER, "protocol"): _without_match,
-    (*_ROUTE, "match", "pathExact"): _without_prefix,
+    (*_ROUTE, "match", "pathExact"): _exact,
+    (*_ROUTE, "match", "pathPrefix"): _without_rewrite,
+    (*_ROUTE, "match"): _without_rewrite,
     (*_ROUTE, "backend"): _added,
+    (*_ROUTE, "backends"): _added,
+    (*_ROUTE, "backends", ITEM, "name"): _added,
+    (*_ROUTE, "mirror", "backend"): _added,
+    (*_ROUTE, "redirect"): _added,
+    (*_ROUTE, "response"): _added,
+    (*_ROUTE, "redirect", "path"): _one_path,
     (*_BACKEND, "name"): _declared,
     ("backends",): _declared,
     ("resources", "requests"): _below_the_limit,
     ("resources", "limits"): _above_the_request,
     ("registration", "hostname"): _alone,
+    ("service", "type"): _for_a_load_balancer,
+    (*_LISTENER, "nodePort"): _with_node_ports,
+    (*_TOLERATION, "operator"): _with_a_value,
+    (*_TOLERATION, "value"): _with_a_value,
+    (*_TOLERATION, "effect"): _with_a_value,
+    ("autoscaling", "minReplicas"): _at_most,
+    ("autoscaling", "maxReplicas"): _at_least,
+    (*_PEER, "cidr"): _one_of_both,
+    (*_PEER, "namespace"): _of_pods,
+    (*_PEER, "podLabels"): _of_pods,
 }
 """Further changes that keep the spec valid when a property changes; called with the spec and the property's parent."""
 

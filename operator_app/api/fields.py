@@ -1,7 +1,7 @@
 """Types of single fields, each with the bounds and rules of one value. Pure."""
 
 import re
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Final
 
 from pydantic import BeforeValidator, Field
@@ -26,6 +26,17 @@ def _is_ip(value: str) -> bool:
     except ValueError:
         return False
     return "%" not in value and not (address.version == 6 and address.ipv4_mapped is not None)
+
+
+def _is_network(value: str) -> bool:
+    """Whether CEL's ``isCIDR`` accepts ``value``, and no bit of it is set behind its prefix."""
+    try:
+        network = ip_network(value)
+    except ValueError:
+        return False
+    prefix = value.partition("/")[2]
+    is_mapped = network.version == 6 and network.network_address.ipv4_mapped is not None
+    return prefix == str(network.prefixlen) and "%" not in value and not is_mapped
 
 
 DnsLabel = Annotated[
@@ -70,8 +81,8 @@ DnsName = Annotated[
 RequestHost = Annotated[
     str,
     Field(min_length=1, max_length=253),
-    matches(
-        "[*a-z0-9.-]+",
+    lacks(
+        "[^*a-z0-9.-]",
         "must be a DNS name in lower case, without scheme, port or path, for example shop.example.com",
     ),
     lacks(
@@ -127,6 +138,9 @@ UrlPath = Annotated[
 ]
 """Path characters of RFC 3986 section 3.3, without percent-encoding, quote, star and dollar."""
 
+NewPath = Annotated[UrlPath, Field(max_length=256)]
+"""A path that replaces another one, or a part of it."""
+
 _IMAGE_PART: Final = "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
 
 Image = Annotated[
@@ -150,11 +164,21 @@ Duration = Annotated[
 ]
 
 
+LongDuration = Annotated[
+    str,
+    Field(min_length=1, max_length=7),
+    Rule(
+        cel="self.matches(r'^[1-9][0-9]{0,4}(ms|s|m)$') && duration(self) <= duration('60m')",
+        message="must be between 1ms and 60m, as a whole number with its unit, for example 250ms, 15s or 5m",
+        is_valid=lambda value: re.fullmatch("[1-9][0-9]{0,4}(ms|s|m)", value) is not None and duration_s(value) <= 3600,
+    ),
+]
+
+
 def duration_s(duration: str) -> float:
-    """A ``Duration`` in seconds: ``"250ms"`` is 0.25."""
-    if duration.endswith("ms"):
-        return int(duration.removesuffix("ms")) / 1000
-    return float(duration.removesuffix("s"))
+    """A ``Duration`` or ``LongDuration`` in seconds: ``"250ms"`` is 0.25, ``"2m"`` is 120."""
+    number = duration.rstrip("ms")
+    return int(number) * {"ms": 0.001, "s": 1.0, "m": 60.0}[duration[len(number) :]]
 
 
 def _quantity_text(value: object) -> object:
@@ -183,3 +207,84 @@ Ttl = Annotated[Int32, Field(ge=1, le=86_400)]
 DNS allows 0 to 2^31-1 (RFC 2181 section 8). One day bounds how long a resolver may return an old record after a change;
 0 would disable caching, so that every look-up reaches the name server.
 """
+
+QUALIFIED_NAME: Final = f"(({LABEL_EXPRESSION}[.])*{LABEL_EXPRESSION}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
+"""The key of a label or an annotation, and what else Kubernetes names in this form."""
+
+QualifiedName = Annotated[
+    str,
+    Field(min_length=1, max_length=317),
+    matches(
+        QUALIFIED_NAME,
+        "must be letters, digits, '-', '_' and '.', with an optional lower-case DNS name and '/' before it, for "
+        "example topology.kubernetes.io/zone",
+    ),
+]
+
+LabelValue = Annotated[
+    str,
+    Field(max_length=63),
+    matches(
+        "([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?",
+        "must be at most 63 letters, digits, '-', '_' and '.', and begin and end with a letter or digit, for example "
+        "v1.2",
+    ),
+]
+
+Subdomain = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    matches(
+        f"({LABEL_EXPRESSION}[.])*{LABEL_EXPRESSION}",
+        "must be the name of an object of the namespace: lower-case letters, digits, '-' and '.', for example "
+        "registry-key",
+    ),
+]
+"""A DNS subdomain (RFC 1123), which most objects' names are."""
+
+NamespaceName = Annotated[
+    str,
+    Field(min_length=1, max_length=63),
+    matches(
+        LABEL_EXPRESSION, "must be the name of a namespace: lower-case letters, digits and '-', for example team-b"
+    ),
+]
+
+Cidr = Annotated[
+    str,
+    Field(min_length=1, max_length=43),
+    Rule(
+        cel="isCIDR(self) && cidr(self) == cidr(self).masked()",
+        message="must be a range of addresses with no bit set behind its prefix, for example 10.0.0.0/8 or fd00::/8; "
+        "one address is 10.0.0.7/32",
+        is_valid=_is_network,
+    ),
+]
+"""A range of IP addresses in CIDR notation."""
+
+HeaderName = Annotated[
+    str,
+    Field(min_length=1, max_length=64),
+    lacks(
+        "[^-a-z0-9]",
+        "must be lower-case letters, digits and '-', for example x-canary; HTTP does not tell upper from lower case",
+    ),
+]
+"""The name of an HTTP header (RFC 9110 section 5.1), without the characters that no common header has."""
+
+HeaderValue = Annotated[
+    str,
+    Field(min_length=1, max_length=256),
+    lacks("[^ -~]", "must be printable ASCII characters: leave out line breaks and tabs, and encode other letters"),
+]
+"""The value of an HTTP header (RFC 9110 section 5.5)."""
+
+QueryText = Annotated[
+    str,
+    Field(min_length=1, max_length=128),
+    lacks(
+        "[^-A-Za-z0-9._~]",
+        "must be letters, digits, '-', '.', '_' and '~', which need no percent-encoding, for example version",
+    ),
+]
+"""Name or value of a query parameter."""

@@ -67,13 +67,23 @@ HOSTNAME_CLAIM: Final = Kind(GROUP, "v1alpha1", "HostnameClaim", "hostnameclaims
 CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
 SERVICE: Final = Kind("", "v1", "Service", "services")
 DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")
+POD_DISRUPTION_BUDGET: Final = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+HORIZONTAL_POD_AUTOSCALER: Final = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+NETWORK_POLICY: Final = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 EVENT: Final = Kind("events.k8s.io", "v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 POD: Final = Kind("", "v1", "Pod", "pods")
 NAMESPACE: Final = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
 
 CHILD_KINDS: Final = (CONFIG_MAP, DEPLOYMENT, SERVICE)
-"""The kinds of children, in the order in which they are applied: the ConfigMap before the Deployment that mounts it."""
+"""The kinds of children that every proxy has, in the order in which they are applied: the ConfigMap before the
+Deployment that mounts it.
+"""
+
+OPTIONAL_CHILD_KINDS: Final = (POD_DISRUPTION_BUDGET, HORIZONTAL_POD_AUTOSCALER, NETWORK_POLICY)
+"""The kinds of children that a proxy has where its spec asks for them."""
+
+ALL_CHILD_KINDS: Final = (*CHILD_KINDS, *OPTIONAL_CHILD_KINDS)
 
 
 def key_of(obj: Object) -> Key:

@@ -9,15 +9,15 @@ violates a rule with the rule's message. The models check the rules again, for o
 (``render -f``) and for objects that were stored under older rules.
 """
 
-import re
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from operator_app.api.availability import Autoscaling, Disruption
 from operator_app.api.fields import (
-    LABEL_EXPRESSION,
+    Cidr,
     DnsLabel,
     DnsName,
     Duration,
@@ -27,13 +27,23 @@ from operator_app.api.fields import (
     Int64,
     Port,
     PortName,
+    QualifiedName,
     Quantity,
-    RequestHost,
+    Subdomain,
     TargetPort,
     Ttl,
-    UrlPath,
 )
-from operator_app.api.kinds import GROUP
+from operator_app.api.network import NetworkPolicy
+from operator_app.api.placement import (
+    Annotations,
+    NodeSelector,
+    PodLabels,
+    PriorityClassName,
+    SecretReference,
+    Toleration,
+    TopologySpread,
+)
+from operator_app.api.routes import TEXT, Route
 from operator_app.api.rules import ApiModel, MapBy, Rule, all_distinct
 
 MAX_NAME_LENGTH: Final = 57
@@ -43,13 +53,13 @@ PRIVILEGED_PORT_OFFSET: Final = 10_000
 """Added to a port below 1024 inside the Pod, because Envoy runs without the capability to bind such ports."""
 
 MAX_TEXT: Final = 65_536
-"""Characters of all hosts and paths of one spec together. Bounds what is stored, rendered and kept for one proxy."""
+"""Characters of all hosts, paths, headers and texts of one spec together.
+
+Bounds what is stored, rendered and kept for one proxy.
+"""
 
 MAX_HOSTS: Final = 2_048
 """Hosts of all routes of one spec together. The API server evaluates its rules for each of them at every write."""
-
-MAX_ANNOTATIONS_TEXT: Final = 16_384
-"""Characters of all annotations of the Service together, keys included."""
 
 MAX_SHARED_ROUTES: Final = 65_536
 """Upper bound of ``Listener.shared_routes``, added up over the listeners."""
@@ -76,40 +86,19 @@ class ServiceType(StrEnum):
     LOAD_BALANCER = "LoadBalancer"
 
 
-class RouteMatch(ApiModel):
-    """Which requests a route takes: those that fit both the hosts and the path. An empty match takes all."""
+class ExternalTrafficPolicy(StrEnum):
+    """What a node does with traffic from outside of the cluster, as in the core API."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="!(has(self.pathPrefix) && has(self.pathExact))",
-            message="must have one of pathPrefix and pathExact, not both: remove one, or write two routes",
-            is_valid=lambda match: match.path_prefix is None or match.path_exact is None,
-        ),
-    )
-
-    hosts: Annotated[tuple[RequestHost, ...], Field(max_length=16)] = ()
-    """Names that the request's Host header may have, without port, for example shop.example.com. The label * in front
-    stands for one or more labels: *.example.com takes a.example.com and a.b.example.com, but not example.com. Left
-    out: every host. At most 16."""
-
-    path_prefix: UrlPath | None = None
-    """Takes this path and every path below it: /api takes /api and /api/v1, but not /apiary. At most 1024 characters.
-    Left out together with pathExact: every path."""
-
-    path_exact: UrlPath | None = None
-    """Takes this path alone, for example /healthz. Query and fragment of the request do not count. At most 1024
-    characters."""
+    CLUSTER = "Cluster"
+    LOCAL = "Local"
 
 
-class Route(ApiModel):
-    """One rule of a listener: what it matches and the backend that answers."""
+class IPFamilyPolicy(StrEnum):
+    """How many IP families a Service has, as in the core API."""
 
-    match: RouteMatch | None = None
-    """Which requests the route takes. Left out: all. Not available on a TCP listener, where a connection has neither
-    host nor path."""
-
-    backend: DnsLabel
-    """Name of the entry of spec.backends that answers, for example app."""
+    SINGLE_STACK = "SingleStack"
+    PREFER_DUAL_STACK = "PreferDualStack"
+    REQUIRE_DUAL_STACK = "RequireDualStack"
 
 
 def _container_port(listener: str) -> str:
@@ -118,6 +107,9 @@ def _container_port(listener: str) -> str:
     return f"(has({listener}.targetPort) ? {listener}.targetPort : {raised})"
 
 
+_IS_PLAIN: Final = " && ".join(
+    ("has(r.backend)", *(f"!has(r.{each.alias})" for name, each in Route.model_fields.items() if name != "backend"))
+)
 _HOSTS_OF_ROUTE: Final = "(has(r.match) && has(r.match.hosts) ? r.match.hosts.size() : 0)"
 _IS_SHARED_ROUTE: Final = f"({_HOSTS_OF_ROUTE} == 0 || r.match.hosts.exists(h, h.startsWith('*')))"
 _SHARED_ROUTES: Final = (
@@ -125,13 +117,8 @@ _SHARED_ROUTES: Final = (
     f"* l.routes.filter(r, {_IS_SHARED_ROUTE}).size()).sum()"
 )
 _HOSTS: Final = f"self.listeners.map(l, l.routes.map(r, {_HOSTS_OF_ROUTE}).sum()).sum()"
-_ROUTE_TEXT: Final = (
-    "(!has(r.match) ? 0 : (has(r.match.pathPrefix) ? r.match.pathPrefix.size() : 0) "
-    "+ (has(r.match.pathExact) ? r.match.pathExact.size() : 0) "
-    "+ (has(r.match.hosts) ? r.match.hosts.map(h, h.size()).sum() : 0))"
-)
 _TEXT: Final = (
-    f"self.listeners.map(l, l.routes.map(r, {_ROUTE_TEXT}).sum()).sum() "
+    f"self.listeners.map(l, l.routes.map(r, {TEXT}).sum()).sum() "
     "+ self.backends.map(b, b.endpoints.map(e, e.host.size()).sum()).sum()"
 )
 
@@ -148,12 +135,11 @@ class Listener(ApiModel):
         ),
         Rule(
             cel="!has(self.protocol) || self.protocol != 'TCP' || "
-            "(self.routes.size() == 1 && !has(self.routes[0].match))",
-            message="a TCP listener must have exactly one route, without match: keep the one backend, or set "
-            "protocol to HTTP",
+            f"(self.routes.size() == 1 && self.routes.all(r, {_IS_PLAIN}))",
+            message="a TCP listener must have exactly one route, without match and with nothing but its backend: keep "
+            "the one backend, or set protocol to HTTP",
             is_valid=lambda listener: (
-                listener.protocol is not Protocol.TCP
-                or (len(listener.routes) == 1 and listener.routes[0].match is None)
+                listener.protocol is not Protocol.TCP or (len(listener.routes) == 1 and listener.routes[0].is_plain)
             ),
             field=".routes",
         ),
@@ -170,6 +156,10 @@ class Listener(ApiModel):
     """Port that Envoy binds inside the Pod, 1024 to 65535, unique among the listeners; 19000 and 19001 are taken. Left
     out: port where it is at least 1024, else port + 10000, so 80 becomes 10080."""
 
+    node_port: Port | None = None
+    """Port on every node, in the cluster's range (30000 to 32767 by default), unique among the listeners; for
+    service.type NodePort or LoadBalancer. Left out: the cluster chooses one."""
+
     protocol: Protocol = Protocol.HTTP
     """HTTP routes each request by host and path; TCP hands each connection to one backend. Left out: HTTP."""
 
@@ -180,21 +170,18 @@ class Listener(ApiModel):
     @property
     def shared_routes(self) -> int:
         """Hosts times routes for a wildcard or for every host: at most so many times such a route is repeated."""
-        hosts = [each.match.hosts if each.match else () for each in self.routes]
-        shared = [each for each in hosts if not each or any(host.startswith("*") for host in each)]
+        shared = [each for each in self.routes if not each.hosts or any(host.startswith("*") for host in each.hosts)]
         return self.host_count * len(shared)
 
     @property
     def host_count(self) -> int:
         """Hosts of all its routes."""
-        return sum(len(each.match.hosts) for each in self.routes if each.match)
+        return sum(len(each.hosts) for each in self.routes)
 
     @property
     def text_length(self) -> int:
-        """Characters of its routes' hosts and paths."""
-        matches = [each.match for each in self.routes if each.match]
-        paths = sum(len(each.path_prefix or "") + len(each.path_exact or "") for each in matches)
-        return paths + sum(len(host) for each in matches for host in each.hosts)
+        """Characters of what is free text in its routes."""
+        return sum(each.text_length for each in self.routes)
 
     @property
     def container_port(self) -> int:
@@ -232,42 +219,26 @@ class Backend(ApiModel):
     250ms. Left out: 5s."""
 
 
-_ANNOTATION_KEY: Final = (
-    f"(({LABEL_EXPRESSION}[.])*{LABEL_EXPRESSION}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
-)
-
-_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-
-
 class Service(ApiModel):
     """The Service in front of the proxy."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel=f"!has(self.annotations) || self.annotations.all(k, k.matches(r'^({_ANNOTATION_KEY})$'))",
-            message="every key must be a qualified name, for example example.com/owner: letters, digits, '-', '_' "
-            "and '.', with an optional lower-case DNS name and '/' before it",
-            is_valid=lambda service: all(re.fullmatch(_ANNOTATION_KEY, key) for key in service.annotations),
-            field=".annotations",
+            cel="self.type == 'LoadBalancer' || !(has(self.loadBalancerClass) || has(self.loadBalancerSourceRanges))",
+            message="loadBalancerClass and loadBalancerSourceRanges are for a load balancer: set type to LoadBalancer, "
+            "or remove them",
+            is_valid=lambda service: (
+                service.type is ServiceType.LOAD_BALANCER
+                or (service.load_balancer_class is None and not service.load_balancer_source_ranges)
+            ),
         ),
         Rule(
-            cel="!has(self.annotations) || "
-            f"self.annotations.all(k, !k.startsWith('{GROUP}/') && k != '{_LAST_APPLIED}')",
-            message=f"keys under {GROUP}/ belong to the operator and {_LAST_APPLIED} to kubectl: use a key of your own",
+            cel="self.type != 'ClusterIP' || !has(self.externalTrafficPolicy)",
+            message="externalTrafficPolicy is for traffic from outside: set type to NodePort or LoadBalancer, or "
+            "remove it",
             is_valid=lambda service: (
-                not any(key.startswith(f"{GROUP}/") or key == _LAST_APPLIED for key in service.annotations)
+                service.type is not ServiceType.CLUSTER_IP or service.external_traffic_policy is None
             ),
-            field=".annotations",
-        ),
-        Rule(
-            cel="!has(self.annotations) || self.annotations.map(k, k.size() + self.annotations[k].size()).sum() "
-            f"<= {MAX_ANNOTATIONS_TEXT}",
-            message=f"all annotations together must be at most {MAX_ANNOTATIONS_TEXT} characters, keys included: "
-            "shorten them, or put large values into an object of their own",
-            is_valid=lambda service: (
-                sum(len(key) + len(value) for key, value in service.annotations.items()) <= MAX_ANNOTATIONS_TEXT
-            ),
-            field=".annotations",
         ),
     )
 
@@ -275,13 +246,26 @@ class Service(ApiModel):
     """Who can reach the proxy: ClusterIP, the cluster; NodePort, whoever reaches a node; LoadBalancer, what the
     cluster's load balancer serves."""
 
-    annotations: Annotated[
-        dict[str, Annotated[str, Field(max_length=4096)]],
-        Field(max_length=32),
-    ] = Field(default_factory=dict)
+    annotations: Annotations = Field(default_factory=dict)
     """Annotations of the Service, mostly for load balancers, for example
     service.beta.kubernetes.io/aws-load-balancer-type: external. At most 32, each value at most 4096 characters.
     Annotations that others put on the Service stay."""
+
+    load_balancer_class: QualifiedName | None = None
+    """Which of the cluster's load balancers serves the Service, for example service.k8s.aws/nlb. It can't be changed
+    once the Service exists. Left out: the cluster's default."""
+
+    load_balancer_source_ranges: Annotated[tuple[Cidr, ...], Field(max_length=64)] = ()
+    """Addresses of clients that the load balancer lets in, for example 203.0.113.0/24, at most 64, where it can tell.
+    Left out: every client."""
+
+    external_traffic_policy: ExternalTrafficPolicy | None = None
+    """What a node does with traffic from outside: Cluster, it may pass it on to another node, which hides the client's
+    address; Local, it serves it by its own proxies, and the address stays. Left out: Cluster."""
+
+    ip_family_policy: IPFamilyPolicy | None = None
+    """IPv4, IPv6 or both: SingleStack, the cluster's first; PreferDualStack, both where the cluster has them;
+    RequireDualStack, both or an error. Left out: SingleStack."""
 
 
 _RESOURCE_NAMES: Final = ("cpu", "memory", "ephemeral-storage")
@@ -379,19 +363,23 @@ class EnvoyProxySpec(ApiModel):
         ),
         Rule(
             # Sets are compared outside of CEL, where an expression for each pair would take a second for full lists.
-            cel="self.listeners.all(l, sets.contains(self.backends.map(b, b.name), l.routes.map(r, r.backend)))",
+            cel="self.listeners.all(l, sets.contains(self.backends.map(b, b.name), "
+            "l.routes.filter(r, has(r.backend)).map(r, r.backend) "
+            "+ l.routes.filter(r, has(r.mirror)).map(r, r.mirror.backend)) && "
+            "l.routes.all(r, !has(r.backends) || sets.contains(self.backends.map(b, b.name), "
+            "r.backends.map(b, b.name))))",
             message="every route's backend must be declared: add it to spec.backends, or write the name of one that is "
             "there",
             is_valid=lambda spec: (
-                {route.backend for listener in spec.listeners for route in listener.routes}
+                {name for listener in spec.listeners for route in listener.routes for name in route.backend_names}
                 <= {backend.name for backend in spec.backends}
             ),
             field=".listeners",
         ),
         Rule(
             cel=f"{_TEXT} <= {MAX_TEXT}",
-            message=f"hosts and paths of all routes and endpoints must be at most {MAX_TEXT} characters together: "
-            "divide them between several EnvoyProxies",
+            message=f"hosts, paths, headers and texts of all routes and endpoints must be at most {MAX_TEXT} "
+            "characters together: divide them between several EnvoyProxies",
             is_valid=lambda spec: (
                 sum(listener.text_length for listener in spec.listeners)
                 + sum(len(endpoint.host) for backend in spec.backends for endpoint in backend.endpoints)
@@ -413,10 +401,48 @@ class EnvoyProxySpec(ApiModel):
             is_valid=lambda spec: sum(listener.shared_routes for listener in spec.listeners) <= MAX_SHARED_ROUTES,
             field=".listeners",
         ),
+        Rule(
+            cel="self.service.type != 'ClusterIP' || self.listeners.all(l, !has(l.nodePort))",
+            message="a nodePort needs a Service with ports on nodes: set service.type to NodePort or LoadBalancer, or "
+            "remove nodePort",
+            is_valid=lambda spec: (
+                spec.service.type is not ServiceType.CLUSTER_IP
+                or all(listener.node_port is None for listener in spec.listeners)
+            ),
+            field=".listeners",
+        ),
+        Rule(
+            cel="self.listeners.all(l, !has(l.nodePort) || "
+            "self.listeners.exists_one(o, has(o.nodePort) && o.nodePort == l.nodePort))",
+            message="every listener must have a nodePort of its own: change one of the equal ones, or leave it out",
+            is_valid=lambda spec: all_distinct(
+                listener.node_port for listener in spec.listeners if listener.node_port is not None
+            ),
+            field=".listeners",
+        ),
+        Rule(
+            cel="!has(self.autoscaling) || self.replicas > 0",
+            message="autoscaling never starts from zero proxies: set replicas to 1 or more, or remove autoscaling to "
+            "stop them all",
+            is_valid=lambda spec: spec.autoscaling is None or spec.replicas > 0,
+            field=".replicas",
+        ),
+        Rule(
+            cel="!has(self.autoscaling) || (has(self.resources) && "
+            "((has(self.resources.requests) && 'cpu' in self.resources.requests) || "
+            "(has(self.resources.limits) && 'cpu' in self.resources.limits)))",
+            message="autoscaling compares the CPU use with what is requested: set resources.requests.cpu, for example "
+            "250m",
+            is_valid=lambda spec: (
+                spec.autoscaling is None
+                or (spec.resources is not None and "cpu" in (spec.resources.requests | spec.resources.limits))
+            ),
+            field=".autoscaling",
+        ),
     )
 
     replicas: Annotated[Int32, Field(ge=0, le=100)] = 1
-    """How many Envoys run, 0 to 100. kubectl scale changes it too."""
+    """How many Envoys run, 0 to 100. kubectl scale changes it too. Does not count while autoscaling is set."""
 
     image: Image | None = None
     """Envoy image, for example envoyproxy/envoy:v1.40.0. Left out: the operator's default, which moves with the
@@ -431,9 +457,53 @@ class EnvoyProxySpec(ApiModel):
     service: Service = Service()
     """The Service in front of the proxy. It has the proxy's name followed by -envoy."""
 
+    disruption: Disruption | None = None
+    """How many proxies a drain of nodes may take at the same time. Left out: one, once there are two or more."""
+
+    autoscaling: Autoscaling | None = None
+    """Lets the load decide how many proxies run; replicas does not count meanwhile. Left out: replicas counts, at
+    once."""
+
+    network_policy: NetworkPolicy | None = None
+    """Limits the proxy's connections: in to its listeners from the named clients, out to its backends and to DNS. Left
+    out: the operator limits nothing."""
+
     resources: Resources | None = None
     """Compute resources of each Envoy. Left out: no requests and no limits, which is fit for a try and for nothing
     more."""
+
+    node_selector: NodeSelector = Field(default_factory=dict)
+    """Labels of the nodes that proxies may run on, for example example.com/pool: edge, at most 16."""
+
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
+    """Taints of nodes that don't keep proxies away, at most 16."""
+
+    topology_spread: Annotated[
+        tuple[TopologySpread, ...],
+        Field(max_length=4),
+        Rule(
+            cel="self.all(each, self.exists_one(other, other.topologyKey == each.topologyKey))",
+            message="every entry must have a topologyKey of its own: remove one of the equal ones",
+            is_valid=lambda spread: all_distinct(each.topology_key for each in spread),
+        ),
+    ] = ()
+    """How proxies are spread over nodes and zones, at most 4 entries. Left out: as the cluster does by default."""
+
+    priority_class_name: PriorityClassName | None = None
+    """Priority of the Pods among all that wait for room, the name of a PriorityClass. Left out: the cluster's
+    default."""
+
+    service_account_name: Subdomain | None = None
+    """ServiceAccount of the Pods, for policies that look at it; no token of it is mounted. Left out: default."""
+
+    image_pull_secrets: Annotated[tuple[SecretReference, ...], Field(max_length=8), MapBy("name")] = ()
+    """Secrets with the credentials for the image's registry, at most 8."""
+
+    pod_labels: PodLabels = Field(default_factory=dict)
+    """Further labels of the Pods, for example for cost reports or policies, at most 16. A change replaces the Pods."""
+
+    pod_annotations: Annotations = Field(default_factory=dict)
+    """Annotations of the Pods, for example for a metrics collector, at most 32. A change replaces the Pods."""
 
     registration: Registration | None = None
     """What the record in the registry says. Every proxy is registered with its address; left out: without a

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypedDict
 
 from operator_app.api.kinds import (
-    CHILD_KINDS,
+    ALL_CHILD_KINDS,
     CONFIG_MAP,
     ENVOY_PROXY,
     FIELD_MANAGER,
@@ -47,7 +47,7 @@ INDEXES: Final[Mapping[Kind, Index]] = {
     PROXY_REGISTRATION: proxy_of,
     HOSTNAME_CLAIM: proxy_of,
     POD: owner_uid,
-    **dict.fromkeys(CHILD_KINDS, controller_uid),
+    **dict.fromkeys(ALL_CHILD_KINDS, controller_uid),
 }
 """Every kind that the store keeps, with the index by which its objects are looked up."""
 

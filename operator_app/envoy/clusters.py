@@ -5,10 +5,29 @@ from typing import Final
 
 from operator_app.api.fields import duration_s
 from operator_app.api.models import Backend, Endpoint
+from operator_app.api.routes import Method
 from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension
 
 MAX_BACKEND_CONNECTIONS: Final = 1024
 """Bound, each, on connections, pending requests and active requests of one backend; beyond it Envoy answers 503."""
+
+
+_HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+REPEATABLE: Final = (Method.GET, Method.HEAD, Method.PUT, Method.DELETE, Method.OPTIONS)
+"""The methods of :class:`Method` that may be sent twice (RFC 9110 section 9.2.2)."""
+
+CONNECTION_FAILURES: Final = "connect-failure,refused-stream,reset"
+"""Envoy's conditions for a connection that failed before any response."""
+
+_DEFAULT_RETRIES: Final = {
+    "retry_on": CONNECTION_FAILURES,
+    "num_retries": 1,
+    # A backend may close an idle connection at the moment at which a request is sent there.
+    "retriable_request_headers": [{"name": ":method", "string_match": {"exact": each.value}} for each in REPEATABLE],
+}
+"""What becomes of a request that fails on a route without ``retries``. At the cluster, since there are fewer of them
+than of routes and hosts."""
 
 
 def cluster_name(backend: str) -> str:
@@ -34,6 +53,14 @@ def cluster(backend: Backend, name: str | None = None) -> Message:
                     "max_requests": MAX_BACKEND_CONNECTIONS,
                 }
             ]
+        },
+        "typed_extension_protocol_options": {
+            _HTTP: extension(
+                _HTTP,
+                "upstreams.http.v3.HttpProtocolOptions",
+                explicit_http_config={"http_protocol_options": {}},
+                retry_policy=_DEFAULT_RETRIES,
+            )["typed_config"]
         },
         # Detects that the peer of an idle connection has vanished without FIN or RST, after 60 + 3 x 10 s.
         "upstream_connection_options": {

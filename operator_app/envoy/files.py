@@ -174,7 +174,7 @@ def _clusters(spec: EnvoyProxySpec) -> list[Message]:
     backends = {each.name: each for each in spec.backends}
     tcp = (each for each in spec.listeners if each.protocol is Protocol.TCP)
     clusters = [cluster(each) for each in backends.values()]
-    clusters += [cluster(backends[each.routes[0].backend], listener_name(each)) for each in tcp]
+    clusters += [cluster(backends[each.routes[0].backend or ""], listener_name(each)) for each in tcp]
     return sorted(clusters, key=lambda each: str(each["name"]))
 
 

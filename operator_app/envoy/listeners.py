@@ -1,34 +1,14 @@
-"""Envoy's listeners: what each port of a proxy does with the connections that it accepts. Pure.
+"""Envoy's listeners: what each port of a proxy does with the connections that it accepts. Pure."""
 
-Route precedence
-----------------
-
-Of all routes of an HTTP listener that match a request's host and path, the first by this order answers:
-
-1. host: an exact host, then a longer ``*.`` wildcard, then a shorter one, then a route without hosts;
-2. path: ``pathExact``, then a longer ``pathPrefix``, then a shorter one, then a route without path;
-3. the order of declaration.
-
-A request for ``shop.example.com`` that matches none of its own routes can therefore match a route of ``*.example.com``.
-Hosts are compared without port, trailing dot and case; ``*.example.com`` matches one or more labels before
-``.example.com``, but not ``example.com``. Paths are compared without query, after percent-decoding of unreserved
-characters and resolution of ``//``, ``/./`` and ``/../``. ``pathPrefix`` matches whole segments: ``/api`` and ``/api/``
-both match ``/api``, ``/api/`` and ``/api/v1``, but not ``/apiary`` (as Gateway API's ``PathPrefix``). Envoy answers a
-request that matches no route with 404.
-"""
-
-import json
-from collections.abc import Iterator
 from typing import Final
 
-from operator_app.api.models import Listener, Protocol, Route
-from operator_app.envoy.clusters import cluster_name
+from operator_app.api.models import Listener, Protocol
+from operator_app.envoy import routes
 from operator_app.envoy.messages import (
     Message,
     extension,
     http_connection_manager,
     mounted_file,
-    router,
     tcp_listener,
 )
 
@@ -59,7 +39,7 @@ def route_configuration(declared: Listener) -> Message:
 
     A route to a cluster that does not exist (yet) is valid and answers 503.
     """
-    return {"name": listener_name(declared), "virtual_hosts": _virtual_hosts(declared.routes)}
+    return {"name": listener_name(declared), "virtual_hosts": routes.virtual_hosts(declared.routes)}
 
 
 def _tcp_filter(name: str) -> Message:
@@ -95,106 +75,18 @@ def _http_filter(name: str, declared: Listener) -> Message:
             "initial_connection_window_size": 1024 * 1024,
         },
         request_headers_timeout="10s",
-        # The only bound on the time of a request (see _route): five minutes without a byte in either direction.
+        # The only bound on the time of a request that declares none: five minutes without a byte in either direction.
         stream_idle_timeout="300s",
         upgrade_configs=[{"upgrade_type": "websocket"}],
         rds={"route_config_name": name, "config_source": mounted_file(routes_file(declared))},
-        http_filters=[router()],
+        http_filters=routes.filters(),
         access_log=[_access_log(_REQUEST_FIELDS)],
     )
 
 
 def virtual_hosts_bytes(declared: Listener) -> int:
-    """The length in bytes of the virtual hosts of a ``declared`` listener as compact JSON in ASCII.
-
-    Computed without building them: a route that several virtual hosts share is encoded once.
-    """
-    if declared.protocol is not Protocol.HTTP:
-        return 0
-    by_path, sharing = _shared_routes(declared.routes)
-    route_bytes = [_json_bytes(_route(route)) for route in by_path]
-    # Each virtual host, and each route, is followed by a comma or by the bracket that closes its list.
-    return 1 + sum(
-        _json_bytes({"name": domains[0], "domains": domains, "routes": []})
-        + sum(route_bytes[position] + 1 for position in served)
-        for served, domains in sharing.items()
-    )
-
-
-def _virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
-    """The virtual hosts of a listener, one for all domains that have the same routes in the same order.
-
-    Virtual hosts that serve the same route contain the same object.
-    """
-    by_path, sharing = _shared_routes(routes)
-    rendered = [_route(route) for route in by_path]
-    return [
-        {"name": domains[0], "domains": domains, "routes": [rendered[position] for position in served]}
-        for served, domains in sharing.items()
-    ]
-
-
-def _shared_routes(routes: tuple[Route, ...]) -> tuple[list[Route], dict[tuple[int, ...], list[str]]]:
-    """``routes`` in the order of their paths, and for the positions that a virtual host serves, its domains.
-
-    Envoy searches only the virtual host with the most specific domain, so each one also serves the routes of every
-    wildcard that covers its domains. Sharing bounds the size, which would else grow with hosts times routes.
-    """
-    by_path = sorted(routes, key=_path_rank)
-    by_host: dict[str, list[int]] = {}
-    for position, route in enumerate(by_path):
-        for host in _hosts(route):
-            by_host.setdefault(host, []).append(position)
-    sharing: dict[tuple[int, ...], list[str]] = {}
-    for domain in sorted(by_host):
-        served = dict.fromkeys(position for host in _covering(domain) for position in by_host.get(host, ()))
-        sharing.setdefault(tuple(served), []).append(domain)
-    return by_path, sharing
-
-
-def _json_bytes(message: Message) -> int:
-    return len(json.dumps(message, separators=(",", ":")))
-
-
-def _covering(domain: str) -> Iterator[str]:
-    """``domain`` (a host or a wildcard), then every wildcard that covers it, the most specific first."""
-    yield domain
-    for position, character in enumerate(domain):
-        if character == "." and domain[:position] != "*":
-            yield "*" + domain[position:]
-    yield "*"
-
-
-def _path_rank(route: Route) -> tuple[bool, int]:
-    """Sort key for the routes of one host: exact paths first, then the longest prefix.
-
-    The sort is stable, so routes of equal rank keep the order of declaration.
-    """
-    exact, prefix = _path(route)
-    return exact is None, -len(prefix)
-
-
-def _hosts(route: Route) -> tuple[str, ...]:
-    return tuple(host.lower() for host in route.match.hosts) if route.match and route.match.hosts else ("*",)
-
-
-def _path(route: Route) -> tuple[str | None, str]:
-    """The exact path or ``None``, then the prefix without its trailing slash, empty if the route has none."""
-    if route.match is None:
-        return None, ""
-    return route.match.path_exact, (route.match.path_prefix or "").rstrip("/")
-
-
-def _route(route: Route) -> Message:
-    exact, prefix = _path(route)
-    if exact is not None:
-        match = {"path": exact}
-    elif prefix:
-        match = {"path_separated_prefix": prefix}
-    else:
-        match = {"prefix": "/"}
-    # Envoy's default of 15 s for a whole response would cut downloads, event streams and WebSockets.
-    return {"match": match, "route": {"cluster": cluster_name(route.backend), "timeout": "0s"}}
+    """The length in bytes of the virtual hosts of a ``declared`` listener as compact JSON in ASCII."""
+    return routes.virtual_hosts_bytes(declared.routes) if declared.protocol is Protocol.HTTP else 0
 
 
 def _access_log(fields: dict[str, str]) -> Message:

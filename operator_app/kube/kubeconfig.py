@@ -21,14 +21,11 @@ from urllib.parse import urlsplit
 import yaml
 
 from operator_app.errors import ConfigurationError
+from operator_app.kube.proxies import fault_of_proxy, proxy_for
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 EXEC_API_VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
-_REFUSED_CLUSTER: Final = {
-    "proxy-url": "the API server is reached directly, never through a proxy",
-    "tls-server-name": "the server's certificate is checked against the host name in `server`",
-}
 _REFUSED_USER: Final = {
     "as": "the operator acts as itself; give it credentials of its own",
     "as-uid": "the operator acts as itself; give it credentials of its own",
@@ -52,11 +49,16 @@ class ExecPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One API server and one identity. ``ca``, ``client_certificate`` and ``client_key`` are PEM; at most one of
-    ``token_file``, ``token``, ``exec_plugin`` and ``basic`` (user, password) is used, in this order.
-    """  # noqa: D205
+    """One API server and one identity.
+
+    ``proxy`` is the URL of the HTTP proxy that leads to the server, and ``tls_server_name`` what its certificate is
+    checked against instead of the host in ``server``. ``ca``, ``client_certificate`` and ``client_key`` are PEM; at
+    most one of ``token_file``, ``token``, ``exec_plugin`` and ``basic`` (user, password) is used, in this order.
+    """
 
     server: str
+    proxy: str | None = field(default=None, repr=False)
+    tls_server_name: str | None = None
     ca: str | None = None
     insecure: bool = False
     client_certificate: str | None = field(default=None, repr=False)
@@ -84,7 +86,7 @@ def endpoint(
         if in_cluster is not None:
             return in_cluster
     path = kubeconfig or _path_from_environment(environ)
-    return _Kubeconfig(path).endpoint(context)
+    return _Kubeconfig(path).endpoint(context, environ)
 
 
 def is_token(text: str) -> bool:
@@ -123,9 +125,17 @@ def _in_cluster(environ: Mapping[str, str], service_account: Path) -> Endpoint |
         raise ConfigurationError(f"The environment (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT) {fault}.")
     return Endpoint(
         server=server,
+        proxy=_proxy_of_environment(server, environ),
         ca=_read(service_account / "ca.crt", "the service account's CA"),
         token_file=token_file,
     )
+
+
+def _proxy_of_environment(server: str, environ: Mapping[str, str]) -> str | None:
+    proxy = proxy_for(server, environ)
+    if proxy is not None and (fault := fault_of_proxy(proxy)):
+        raise ConfigurationError(f"The proxy that the environment (HTTPS_PROXY) names for {server} {fault}.")
+    return proxy
 
 
 def _path_from_environment(environ: Mapping[str, str]) -> Path:
@@ -168,14 +178,13 @@ class _Kubeconfig:
             raise self._fault("is not a mapping")
         self._content: dict[str, Any] = content
 
-    def endpoint(self, context: str | None) -> Endpoint:
+    def endpoint(self, context: str | None, environ: Mapping[str, str]) -> Endpoint:
         name = context or self._content.get("current-context")
         if not name:
             raise self._fault("has no current-context; name a context")
         chosen = self._entry("context", name)
         cluster = self._entry("cluster", chosen.get("cluster"))
         user = self._entry("user", chosen["user"]) if chosen.get("user") else {}
-        self._refuse(cluster, _REFUSED_CLUSTER)
         self._refuse(user, _REFUSED_USER)
         server = (self._text(cluster, "server") or "").strip()
         if fault := _fault_of_server(server):
@@ -194,6 +203,8 @@ class _Kubeconfig:
         token_file = self._text(user, "tokenFile")
         return Endpoint(
             server=server,
+            proxy=self._proxy(cluster) or _proxy_of_environment(server, environ),
+            tls_server_name=self._tls_server_name(cluster),
             ca=ca,
             insecure=insecure,
             client_certificate=certificate,
@@ -203,6 +214,18 @@ class _Kubeconfig:
             exec_plugin=self._exec_plugin(user["exec"]) if user.get("exec") else None,
             basic=self._basic(user),
         )
+
+    def _proxy(self, cluster: Mapping[str, Any]) -> str | None:
+        proxy = (self._text(cluster, "proxy-url") or "").strip() or None
+        if proxy is not None and (fault := fault_of_proxy(proxy)):
+            raise self._fault(f"has a `proxy-url` that {fault}")
+        return proxy
+
+    def _tls_server_name(self, cluster: Mapping[str, Any]) -> str | None:
+        name = self._text(cluster, "tls-server-name") or None
+        if name is not None and not (len(name) <= 253 and all(map(_HOST_LABEL.fullmatch, name.split(".")))):
+            raise self._fault("has a `tls-server-name` that is no host name")
+        return name
 
     def _entry(self, what: str, name: object) -> dict[str, Any]:
         """The named cluster, context or user."""

@@ -245,10 +245,11 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
 
 
 def transport(endpoint: Endpoint, tls: ssl.SSLContext, *, max_connections: int | None) -> httpx2.AsyncBaseTransport:
-    """One pool of connections to the endpoint; ``max_connections`` of None sets no limit."""
-    pool = httpx2.AsyncHTTPTransport(
+    """One pool of connections to the endpoint, by way of its proxy; ``max_connections`` of None sets no limit."""
+    pool: httpx2.AsyncBaseTransport = httpx2.AsyncHTTPTransport(
         verify=tls,
         trust_env=False,
+        proxy=endpoint.proxy,
         http2=False,
         limits=httpx2.Limits(
             max_connections=max_connections,
@@ -256,8 +257,27 @@ def transport(endpoint: Endpoint, tls: ssl.SSLContext, *, max_connections: int |
             keepalive_expiry=KEEPALIVE_EXPIRY_S,
         ),
     )
+    if endpoint.tls_server_name is not None:
+        pool = NamedServerTransport(pool, endpoint.tls_server_name)
     found = credentials(endpoint)
     return pool if found is None else AuthorizedTransport(pool, found)
+
+
+class NamedServerTransport(httpx2.AsyncBaseTransport):
+    """Asks for, and checks, the certificate of another name than the host in the URL (``tls-server-name``)."""
+
+    def __init__(self, pool: httpx2.AsyncBaseTransport, name: str) -> None:
+        self._pool = pool
+        self._name = name
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send the request; https://www.encode.io/httpcore/extensions/#sni_hostname."""
+        request.extensions = request.extensions | {"sni_hostname": self._name}
+        return await self._pool.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._pool.aclose()
 
 
 class RenewedTransport(httpx2.AsyncBaseTransport):

@@ -1,32 +1,41 @@
-"""Fixtures: the image, a cluster with the operator installed as its manifests say, and the sample on it."""
+"""Fixtures: a cluster with the operator installed as its manifests say, the sample on it, and the suite beside it."""
 
 import os
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from operator_app.api.kinds import DEPLOYMENT, Key, Object
-from tests.delivery.images import Buildah, build_base, build_operator, missing_tools
-from tests.e2e.controlplane import ControlPlane, Report
-from tests.e2e.kube import POD, Kube
+from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, NAMESPACE, PROXY_REGISTRATION, Object
+from tests.cluster.installed import (
+    INSTALL_TIMEOUT_S,
+    OPERATOR,
+    PROXY,
+    READY_TIMEOUT_S,
+    RESTRICTED,
+    SAMPLE,
+    Installed,
+    available,
+    install,
+)
+from tests.cluster.rotation import Rotation
+from tests.cluster.suite import Suite
+from tests.delivery.images import ImageError, operator_archive
+from tests.e2e.controlplane import ControlPlane, ExternalCluster, Report
+from tests.e2e.kube import Kube
 from tests.e2e.node import Node, NodeUnavailableError, packages
-from tests.e2e.operator_process import OPERATOR_NAMESPACE
+from tests.e2e.node.fixture import Nodes
 from tests.e2e.prerequisites import lacking
-from tests.paths import ROOT
+from tests.e2e.proxies import holds
 
 HERE: Final = Path(__file__).parent
-OPERATOR: Final = Key(OPERATOR_NAMESPACE, "operator-app")
-IMAGE_NAME: Final = "operator-app:dev"
-"""As ``manifests/kustomization.yaml`` names it."""
-
-INSTALL_TIMEOUT_S: Final = 120.0
+ORDER: Final = ("killed", "installed", "disruptions", "traffic", "pods", "tokens", "suite", "rights")
+"""Of the files. The suite takes the operator's place on a cluster that is not made here, and the rights are about all
+that was done before."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,28 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.cluster)
+    items.sort(key=lambda item: _place(item.path))
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A cluster on which the operator runs as it is shipped."""
-
-    plane: ControlPlane
-    node: Node
-    admin: Kube
-
-    def kubectl(self, *arguments: str) -> str:
-        """What kubectl prints, as the administrator. Fails the test where kubectl does."""
-        command = ("kubectl", f"--kubeconfig={self.plane.kubeconfig}", *arguments)
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-        if done.returncode != 0:
-            pytest.fail(f"{' '.join(arguments)} failed: {done.stdout[-2000:]}\n{done.stderr[-2000:]}", pytrace=False)
-        return done.stdout
-
-    def pods(self) -> list[Object]:
-        """The operator's Pods that stay."""
-        found = self.admin.list(POD, OPERATOR.namespace, label_selector="app.kubernetes.io/name=operator-app")
-        return [each for each in found if "deletionTimestamp" not in each["metadata"]]
+def _place(file: Path) -> int:
+    name = file.stem.removeprefix("test_")
+    return ORDER.index(name) if file.parent == HERE and name in ORDER else -1
 
 
 @pytest.fixture(scope="session")
@@ -71,58 +64,101 @@ def report(pytestconfig: pytest.Config) -> Report:
 
 
 @pytest.fixture(scope="session")
-def image(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def image(report: Report) -> Path:
     """The operator's image as an archive, built from the working tree."""
     if os.geteuid() != 0:
         lacking("building an image in a chroot needs root")
     try:
-        packages.install(missing_tools, report)
+        return operator_archive(report)
     except packages.PackagesError as error:
         lacking(str(error))
-    directory = tmp_path_factory.mktemp("image")
-    buildah = Buildah(directory)
-    started_mono = time.monotonic()
-    report("image: making a base with debootstrap; about a minute")
-    base = build_base(buildah, tmp_path_factory.mktemp("base"))
-    report(
-        f"image: the base is there after {time.monotonic() - started_mono:.0f} s; building the operator's image on it"
-    )
-    operator = build_operator(buildah, base)
-    archive = directory / "operator-app.tar"
-    buildah("push", operator, f"docker-archive:{archive}:{IMAGE_NAME}")
-    report(f"image: {archive.stat().st_size >> 20} MiB, built in {time.monotonic() - started_mono:.0f} s")
-    yield archive
-    shutil.rmtree(directory)
+    except ImageError as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 @pytest.fixture(scope="session")
-def installed(image: Path, report: Report, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    """A cluster on which ``kubectl apply -k manifests`` has installed the operator, and both replicas are ready."""
+def installed(request: pytest.FixtureRequest, report: Report) -> Iterator[Installed]:
+    """The operator as ``kubectl apply -k manifests`` installs it, both replicas ready, on two nodes that start here.
+
+    The suite starts then, on a cluster of its own, so that it runs while everything else does. With ``E2E_KUBECONFIG``
+    there is only the cluster that it names, which has the image already.
+    """
     if shutil.which("kubectl") is None:
         lacking("needs kubectl on the path")
-    with ControlPlane(report=report) as plane:
-        node = Node(plane, report, tmp_path_factory.mktemp("node"), [image])
-        try:
-            node.start()
-        except NodeUnavailableError as error:
-            lacking(str(error))
-        try:
-            with Kube(plane.kubeconfig) as admin:
-                cluster = Installed(plane, node, admin)
-                cluster.kubectl("apply", "--server-side", "-k", "manifests")
-                admin.wait_until(DEPLOYMENT, OPERATOR, available(2), INSTALL_TIMEOUT_S)
-                report("cluster: the operator is installed, two replicas are ready")
-                yield cluster
-        finally:
-            node.stop()
+    with ExitStack() as resources:
+        cluster = _external(resources) or _local(resources, request, report)
+        install(cluster)
+        cluster.admin.wait_until(DEPLOYMENT, OPERATOR, available(2), INSTALL_TIMEOUT_S)
+        report("cluster: the operator is installed, two replicas are ready")
+        if cluster.nodes.local is not None and any(item.path.stem == "test_suite" for item in request.session.items):
+            request.getfixturevalue("suite").start()
+        yield cluster
 
 
-def available(replicas: int) -> Callable[[Object], bool]:
-    """A predicate: a Deployment has that many Pods, all of its newest template and all available."""
+def _external(resources: ExitStack) -> Installed | None:
+    kubeconfig, log = os.environ.get("E2E_KUBECONFIG"), os.environ.get("E2E_AUDIT_LOG")
+    if not kubeconfig:
+        return None
+    cluster = resources.enter_context(ExternalCluster(Path(kubeconfig), audit_log=Path(log) if log else None))
+    admin = resources.enter_context(Kube(cluster.kubeconfig))
+    return Installed(cluster.kubeconfig, admin, cluster.audit(), Nodes(None), log=Path(log) if log else None)
 
-    def predicate(deployment: Object) -> bool:
-        status = deployment.get("status") or {}
-        counts = {status.get(name, 0) for name in ("replicas", "updatedReplicas", "availableReplicas")}
-        return counts == {replicas} and status.get("observedGeneration") == deployment["metadata"]["generation"]
 
-    return predicate
+def _local(resources: ExitStack, request: pytest.FixtureRequest, report: Report) -> Installed:
+    image: Path = request.getfixturevalue("image")
+    logs: Path = request.getfixturevalue("tmp_path_factory").mktemp("nodes")
+    plane = resources.enter_context(ControlPlane(report=report))
+    node = Node(plane, report, logs, [image], nodes=2)
+    try:
+        node.start()
+    except NodeUnavailableError as error:
+        lacking(str(error))
+    resources.callback(node.stop)
+    admin = resources.enter_context(Kube(plane.kubeconfig))
+    return Installed(plane.kubeconfig, admin, plane.audit(), Nodes(node), log=plane.audit_log)
+
+
+@pytest.fixture(scope="session")
+def suite(request: pytest.FixtureRequest, report: Report, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """The end-to-end suite: on a cluster of its own, or on that of ``E2E_KUBECONFIG``, whose operator it replaces."""
+    with ExitStack() as resources:
+        if os.environ.get("E2E_KUBECONFIG"):
+            installed: Installed = request.getfixturevalue("installed")
+        else:
+            plane = resources.enter_context(ControlPlane())
+            node = Node(plane, logs=tmp_path_factory.mktemp("suite-node"))
+            try:
+                node.start()
+            except NodeUnavailableError as error:
+                lacking(str(error))
+            resources.callback(node.stop)
+            admin = resources.enter_context(Kube(plane.kubeconfig))
+            installed = Installed(plane.kubeconfig, admin, plane.audit(), Nodes(node), log=plane.audit_log)
+            install(installed)
+        suite = Suite(installed, tmp_path_factory.mktemp("suite"), report)
+        resources.callback(suite.stop)
+        yield suite
+
+
+@pytest.fixture(scope="session")
+def sample(installed: Installed) -> Iterator[Object]:
+    """The sample in a namespace that enforces the restricted Pod Security Standard, once it is ready."""
+    metadata = {"name": PROXY.namespace, "labels": {RESTRICTED: "restricted"}}
+    installed.admin.apply(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    installed.kubectl("apply", "--server-side", "-f", str(SAMPLE))
+    yield installed.admin.wait_until(ENVOY_PROXY, PROXY, holds("Ready"), READY_TIMEOUT_S)
+    installed.kubectl("delete", "--timeout=120s", "-f", str(SAMPLE))
+    left = [each for each in installed.admin.list(PROXY_REGISTRATION, OPERATOR.namespace) if _is_of_sample(each)]
+    assert left == []
+
+
+def _is_of_sample(record: Object) -> bool:
+    proxy = record["spec"]["proxy"]
+    return (proxy["namespace"], proxy["name"]) == tuple(PROXY)
+
+
+@pytest.fixture(scope="session")
+def rotation(installed: Installed, report: Report) -> Iterator[Rotation]:
+    """From here on the operator's tokens last as short as Kubernetes allows, while somebody edits all the time."""
+    with Rotation(installed, report) as started:
+        yield started

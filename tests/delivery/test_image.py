@@ -5,14 +5,17 @@ How it is built without a container engine, ``images.py`` says.
 
 import json
 import os
+import re
 import shutil
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.delivery.images import Buildah, build_base, build_operator, missing_tools
+from tests.delivery.images import Buildah, missing_tools, operator_archive
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.delivery, pytest.mark.timeout(900)]
@@ -31,21 +34,27 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
 
 
 @pytest.fixture(scope="module")
-def base_image(buildah: Buildah, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Debian with Python and nothing else, made here because no image registry may be reached."""
-    return build_base(buildah, tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def image(buildah: Buildah, base_image: str) -> str:
+def image(buildah: Buildah) -> str:
     """The operator's image, built from the working tree."""
-    return build_operator(buildah, base_image)
+    return buildah("pull", "--quiet", f"docker-archive:{operator_archive(print)}").stdout.strip()
 
 
 @pytest.fixture(scope="module")
 def container(buildah: Buildah, image: str) -> str:
     """A container of the image, in which single programs are run."""
     return buildah("from", image).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the image, unpacked."""
+    directory = tmp_path_factory.mktemp("root")
+    with tarfile.open(operator_archive(print)) as image:
+        (manifest,) = json.load(image.extractfile("manifest.json"))  # type: ignore[arg-type]  # it is a file
+        for layer in manifest["Layers"]:
+            with tarfile.open(fileobj=image.extractfile(layer)) as files:
+                files.extractall(directory, filter="tar")
+    return directory
 
 
 def python(buildah: Buildah, container: str, program: str) -> str:
@@ -92,6 +101,32 @@ def test_the_image_declares_how_it_is_run(buildah: Buildah, image: str) -> None:
     assert config["User"] == "65532:65532"
     assert list(config["ExposedPorts"]) == ["8080/tcp"]
     assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+def test_python_is_the_one_of_the_dockerfile(buildah: Buildah, container: str) -> None:
+    """What is shipped runs on the version that its base is tagged with, wherever it was built."""
+    (version,) = re.findall(r"BUILD_IMAGE=python:([\d.]+)-", (ROOT / "Dockerfile").read_text())
+    program = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
+    assert python(buildah, container, program) == version
+
+
+def test_python_is_the_only_program(root: Path) -> None:
+    """No shell, no package tool, nothing set-uid: all that can be executed is Python, scripts of it, and libraries."""
+    programs, privileged = set(), []
+    for path in root.rglob("*"):
+        if path.is_symlink() or not path.is_file():
+            continue
+        mode = path.stat().st_mode
+        if mode & 0o7000:
+            privileged.append(path)
+        with path.open("rb") as file:
+            head = file.read(64)
+        is_library = ".so" in path.name
+        if mode & 0o111 and not is_library and (head.startswith(b"\x7fELF") or path.parent.name in {"bin", "sbin"}):
+            is_of_python = path.name.startswith("python") or b"python" in head.splitlines()[0]
+            programs.add("python" if is_of_python else str(path.relative_to(root)))
+    assert (programs, privileged) == ({"python"}, [])
+    assert {path.name for path in root.iterdir()} <= {"etc", "lib", "lib64", "usr", "venv", "dev", "proc", "sys", "run"}
 
 
 def test_nothing_of_the_building_host_is_in_the_image(buildah: Buildah, container: str) -> None:

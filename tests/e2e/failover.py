@@ -113,7 +113,7 @@ class Load:
     edits: list[Edit] = field(default_factory=list)
     last: dict[Key, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    _stop: threading.Event = field(default_factory=threading.Event)
+    _ended: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -123,13 +123,17 @@ class Load:
         try:
             yield
         finally:
-            self._stop.set()
+            self.stop()
             thread.join()
         assert self.failures == []
 
+    def stop(self) -> None:
+        """Edit no more, before the context ends."""
+        self._ended.set()
+
     def _run(self) -> None:
         rand = random.Random(1)  # noqa: S311 - reproducible
-        while not self._stop.wait(self.interval_s):
+        while not self._ended.wait(self.interval_s):
             key, mark = rand.choice(self.keys), str(len(self.edits))
             started_at = datetime.now(UTC)
             try:
@@ -165,6 +169,24 @@ def waits(entries: Iterable[AuditEntry], edits: Iterable[Edit]) -> list[tuple[Ed
         moments = [at for at, generation in confirmed[edit.key] if generation >= edit.generation and at >= edit.at]
         assert moments, f"{edit} was never confirmed"
         found.append((edit, min(moments) - edit.at))
+    return found
+
+
+def waits_until_applied(entries: Iterable[AuditEntry], edits: Sequence[Edit]) -> list[timedelta]:
+    """The time from each of a load's edits, in their order, to the first apply to the Service that carries it.
+
+    A later edit of the same proxy carries it, too.
+    """
+    applied: defaultdict[Key, list[tuple[datetime, int]]] = defaultdict(list)
+    for each in entries:
+        annotations = ((each.request or {}).get("metadata") or {}).get("annotations") or {}
+        if each.resource == SERVICE.plural and each.code in SUCCESS and EDIT_ANNOTATION in annotations:
+            applied[Key(each.namespace, each.name)].append((each.received_at, int(annotations[EDIT_ANNOTATION])))
+    found = []
+    for number, edit in enumerate(edits):
+        moments = [at for at, mark in applied[child_key(edit.key)] if mark >= number and at >= edit.at]
+        assert moments, f"{edit} was never applied"
+        found.append(min(moments) - edit.at)
     return found
 
 

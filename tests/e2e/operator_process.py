@@ -18,11 +18,15 @@ from typing import Final
 
 from operator_app.api.kinds import Object
 from tests.e2e.node import Node
+from tests.paths import ROOT
 
 SERVICE_ACCOUNT: Final = "operator-app"
 OPERATOR_NAMESPACE: Final = "edge-system"
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 30.0
+
+OPERATOR: Final = ("tests.e2e.leashed_operator", "run")
+"""The operator's own command line; it ends with the tests, however they end."""
 
 QUICK: Final = (
     "--backoff-base-s=0.1",
@@ -54,7 +58,7 @@ class OperatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_from = 0
 
-    def start(self, *flags: str, module: Sequence[str] = ("operator_app", "run"), wait: bool = True) -> None:
+    def start(self, *flags: str, module: Sequence[str] = OPERATOR, wait: bool = True) -> None:
         """Start it and wait until its stores are in sync. ``module`` may name another way to run the same operator.
 
         Raises ``AssertionError`` with the log when it does not come up.
@@ -69,7 +73,12 @@ class OperatorProcess:
             command = ["nsenter", f"--net={self._node.network}", "--", *command]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         if wait:
             self.wait_for("synced")

@@ -5,15 +5,17 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
     CHILD_KINDS,
     ENVOY_PROXY,
     FIELD_MANAGER,
     HOSTNAME_CLAIM,
     NAMESPACE,
+    OPTIONAL_CHILD_KINDS,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -98,6 +100,8 @@ class ProxyObjects:
     proxy: Object
     children: dict[Kind, Object]
     record: Object
+    optional: dict[Kind, Object] = field(default_factory=dict)
+    """The children that not every proxy has."""
 
     @property
     def uids(self) -> dict[str, str]:
@@ -121,7 +125,9 @@ def objects_of(admin: Kube, key: Key) -> ProxyObjects:
     """Everything that belongs to a proxy. Raises ``KubeError`` where a part is missing."""
     proxy = admin.get(ENVOY_PROXY, key)
     children = {kind: admin.get(kind, child_key(key)) for kind in CHILD_KINDS}
-    return ProxyObjects(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)))
+    found = ((kind, admin.find(kind, child_key(key))) for kind in OPTIONAL_CHILD_KINDS)
+    optional = {kind: child for kind, child in found if child is not None}
+    return ProxyObjects(proxy, children, admin.get(PROXY_REGISTRATION, record_key(proxy)), optional)
 
 
 def settled_objects_of(admin: Kube, key: Key) -> ProxyObjects:
@@ -188,7 +194,7 @@ def drift_of(admin: Kube, key: Key) -> dict[Kind, tuple[str, ...]]:
 
 def writes_to_children(audit: AuditLog, key: Key, since: Mark) -> list[AuditEntry]:
     """The operator's writes to the children of one proxy, in their order, the refused ones included."""
-    plurals = {kind.plural for kind in CHILD_KINDS}
+    plurals = {kind.plural for kind in ALL_CHILD_KINDS}
     return [
         each
         for each in audit.writes(OPERATOR_USER, since)

@@ -216,7 +216,7 @@ def borrowed_stage(kubeconfig: Path, logs: Path, report: Report, *, wants_namesp
 def _running_operator(cluster: Cluster, logs: Path, report: Report, resources: ExitStack) -> OperatorProcess:
     operator = OperatorProcess(cluster.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT), logs / "operator.log")
     resources.callback(operator.stop)
-    operator.start(module=("tests.e2e.leashed_operator", "run"))
+    operator.start()
     report(f"operator: running as {OPERATOR}, its watches are in sync")
     return operator
 

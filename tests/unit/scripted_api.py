@@ -16,7 +16,16 @@ from typing import Any
 import anyio.lowlevel
 import httpx2
 
-from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, HOSTNAME_CLAIM, POD, PROXY_REGISTRATION, Key, Kind, Object
+from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
+    ENVOY_PROXY,
+    HOSTNAME_CLAIM,
+    POD,
+    PROXY_REGISTRATION,
+    Key,
+    Kind,
+    Object,
+)
 from operator_app.apply import Applier
 from operator_app.dataplane.pods import owner_uid
 from operator_app.finalizer import Finalizer
@@ -255,7 +264,7 @@ async def components(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]
     """
     store = Store(
         {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of, HOSTNAME_CLAIM: proxy_of, POD: owner_uid}
-        | dict.fromkeys(CHILD_KINDS, controller_uid)
+        | dict.fromkeys(ALL_CHILD_KINDS, controller_uid)
     )
     for kind, obj in known:
         store.learn(kind, obj)

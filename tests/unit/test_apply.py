@@ -9,7 +9,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from operator_app.api.kinds import CONFIG_MAP, Key, Object
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Object
 from operator_app.apply import IMPOSSIBLE_VERSION, Action, Ownership, OwnershipCheck, Plan, Result, child_check, plan
 from operator_app.errors import ConflictError, TerminalError, TransientError
 from operator_app.results import Outcome
@@ -296,6 +296,67 @@ async def test_a_name_that_an_older_object_of_ours_has_is_brought_up_to_date(tmp
     assert (result.outcome, result.problem) == (Outcome.CONFIGURED, None)
     assert api.sent[2].body["data"] == {"file": "new"}
     assert api.sent[2].body["metadata"]["uid"] == "child-uid"
+
+
+PORT = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": "http"}
+
+
+def wanted_service(*ports: Object) -> Object:
+    """A Service that we want."""
+    metadata = {"name": KEY.name, "namespace": KEY.namespace, "ownerReferences": [OWNER]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": list(ports)}}
+
+
+def service(*ports: Object, version: int = 20) -> Object:
+    """Our Service as it is stored, with these ports."""
+    return stored(wanted_service(*ports), version=version)
+
+
+async def test_what_unblocks_a_repair_and_the_repair_after_it_mean_exactly_what_was_read(tmp_path: Path) -> None:
+    """The patch is pinned to the version that was examined, the second apply to the version that the patch made."""
+    live, cleared = service(PORT | {"port": 81}), service(PORT, version=21)
+    # Another writer has taken the item with our name, so our field set has nothing of it.
+    live["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]["f:ports"] = {}
+    api = ScriptedApi(
+        ("apply Service", refused(422, "Invalid", "spec.ports[1].name")),
+        ("patch Service", ok(cleared)),
+        ("apply Service", repaired()),
+    )
+    desired = wanted_service(PORT)
+    async with components(api, tmp_path, (SERVICE, live)) as own:
+        result = await own.applier.execute(await own.applier.plan(SERVICE, desired, CHECK), CHECK)
+        assert own.store.get(SERVICE, KEY) == result.live
+    assert (result.outcome, result.problem) == (Outcome.CONFIGURED, None)
+    pins = [{name: each.body["metadata"][name] for name in ("uid", "resourceVersion")} for each in api.sent]
+    assert pins == [{"uid": "child-uid", "resourceVersion": version} for version in ("20", "20", "21")]
+    assert [each.is_forced for each in api.sent] == [True, False, True]
+
+
+async def test_what_unblocks_a_repair_of_an_object_that_moved_on_is_not_sent_again(tmp_path: Path) -> None:
+    """A conflict of the patch is a conflict of the repair: what is there is read, and planned anew."""
+    live = service(PORT | {"port": 81})
+    api = ScriptedApi(
+        ("apply Service", refused(422, "Invalid", "spec.ports[1].name")),
+        ("patch Service", CONFLICT),
+        ("get Service", ok(service(PORT, version=22))),
+    )
+    desired = wanted_service(PORT)
+    async with components(api, tmp_path, (SERVICE, live)) as own:
+        result = await own.applier.execute(await own.applier.plan(SERVICE, desired, CHECK), CHECK)
+    assert (result.outcome, result.problem) == (Outcome.UNCHANGED, None)
+
+
+async def test_a_deployment_is_pinned_by_its_uid_alone(tmp_path: Path) -> None:
+    """Its controller writes its status all the time, and a repair need not lose to that."""
+    live = living("old") | {"apiVersion": "apps/v1", "kind": "Deployment"}
+    live["metadata"]["managedFields"][0]["apiVersion"] = "apps/v1"
+    api = ScriptedApi(("apply Deployment", repaired()))
+    desired = wanted() | {"apiVersion": "apps/v1", "kind": "Deployment"}
+    async with components(api, tmp_path, (DEPLOYMENT, live)) as own:
+        await own.applier.execute(await own.applier.plan(DEPLOYMENT, desired, CHECK), CHECK)
+    metadata = api.body("apply Deployment")["metadata"]
+    assert metadata["uid"] == "child-uid"
+    assert "resourceVersion" not in metadata
 
 
 # --- writes of unknown fate ----------------------------------------------------------------------------------------

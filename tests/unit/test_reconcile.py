@@ -250,14 +250,14 @@ async def test_the_first_writes_are_under_way_at_the_same_time(tmp_path: Path) -
         ("apply EnvoyProxy/status", stored_status(finalized_proxy())),
     )
     async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             assert await own.reconciler.reconcile(KEY) == DONE
 
 
 async def test_an_edit_that_the_finalizer_brings_to_light_is_what_the_reconcile_is_about(tmp_path: Path) -> None:
     """Else the status would say of the newer generation what was done for the older one, and no event would follow."""
     proxy = proxy_of_team()
-    edited = proxy_of_team({"replicas": 7}, generation=2)
+    edited = proxy_of_team({"image": "envoy:edited"}, generation=2)
     api = ScriptedApi(
         children_are_created(("apply EnvoyProxy", with_finalizer(edited))),
         [("apply Deployment", repaired()), ("apply ProxyRegistration", created())],
@@ -266,7 +266,8 @@ async def test_an_edit_that_the_finalizer_brings_to_light_is_what_the_reconcile_
     async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
     deployments = [each.body for each in api.sent if each.line == "apply Deployment"]
-    assert [each["spec"]["replicas"] for each in deployments] == [1, 7]
+    images = [each["spec"]["template"]["spec"]["containers"][0]["image"] for each in deployments]
+    assert images == ["envoy:default", "envoy:edited"]
     assert api.body("apply ProxyRegistration")["spec"]["generation"] == 2
     assert condition(api, "Reconciled")["observedGeneration"] == 2
 
@@ -348,7 +349,7 @@ async def test_trouble_with_one_child_does_not_stop_the_others(tmp_path: Path, f
 
 async def test_what_cannot_be_repaired_is_not_called_absent(tmp_path: Path) -> None:
     """A Deployment that serves goes on being counted while, say, a webhook refuses every write to it."""
-    proxy = finalized_proxy({"replicas": 2})
+    proxy = finalized_proxy({"image": "envoy:edited"})
     live = rolled_out(finalized_proxy())
     known = [(kind, live if kind == DEPLOYMENT else obj) for kind, obj in family(proxy)]
     api = ScriptedApi(("apply Deployment", UNAVAILABLE), ("apply EnvoyProxy/status", stored_status(proxy)))
@@ -446,6 +447,28 @@ async def test_a_proxy_that_has_moved_on_is_read_again(tmp_path: Path) -> None:
         verdict = await own.reconciler.reconcile(KEY)
         assert own.store.get(ENVOY_PROXY, KEY) == newer
     assert isinstance(verdict.failure, ConflictError)
+
+
+async def test_a_conflict_makes_known_what_is_gone_and_learns_nobody_elses_object(tmp_path: Path) -> None:
+    """Another incarnation or a stranger under a name ends what is known there, and takes no place in the store."""
+    proxy = proxy_of_team()
+    reborn = proxy_of_team(uid="reborn-uid", resourceVersion="40")
+    newer = child(SERVICE, proxy)
+    newer["metadata"]["resourceVersion"] = "21"
+    stored_children = {CONFIG_MAP: strangers(CONFIG_MAP), DEPLOYMENT: child(DEPLOYMENT, proxy), SERVICE: newer}
+    api = ScriptedApi(
+        ("apply EnvoyProxy", CONFLICT),
+        ("get EnvoyProxy", ok(reborn)),
+        *((f"get {kind}", ok(live)) for kind, live in stored_children.items()),
+    )
+    known = [each for each in family(proxy) if each[0] != PROXY_REGISTRATION]
+    async with reconciling(api, tmp_path, *known) as own:
+        verdict = await own.reconciler.reconcile(KEY)
+        assert isinstance(verdict.failure, ConflictError)
+        assert own.store.get(ENVOY_PROXY, KEY) is None
+        assert own.store.get(CONFIG_MAP, Key("team-a", "checkout-envoy")) is None
+        assert own.store.version(SERVICE, Key("team-a", "checkout-envoy")) == 21
+        assert own.store.version(DEPLOYMENT, Key("team-a", "checkout-envoy")) == 20
 
 
 @pytest.mark.parametrize(

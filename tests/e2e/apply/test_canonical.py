@@ -97,6 +97,59 @@ SPECS: Final[dict[str, dict[str, Any]]] = {
         }
     },
     "request-alone": {"resources": {"requests": {"cpu": "0.250"}}},
+    "placement": {
+        "nodeSelector": {"example.com/pool": "edge", "plain": ""},
+        "tolerations": [
+            {"key": "a"},
+            {"key": "a", "value": "b", "effect": "NoSchedule"},
+            {"key": "a", "operator": "Equal", "value": "", "effect": "NoExecute", "tolerationSeconds": 0},
+        ],
+        "topologySpread": [
+            {"topologyKey": "kubernetes.io/hostname"},
+            {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"},
+        ],
+        "serviceAccountName": "edge",
+        "imagePullSecrets": [{"name": "b"}, {"name": "a"}],
+        "podLabels": {"example.com/cost": "shop", "empty": ""},
+        "podAnnotations": {"example.com/json": '{"a": 1}', "empty": ""},
+    },
+    "two-proxies": {"replicas": 2},
+    "optional-children": {
+        "disruption": {"maxUnavailable": 2},
+        "networkPolicy": {
+            "from": [
+                {"cidr": "fd00::/8"},
+                {"namespace": "team-b"},
+                {"podLabels": {"app": "web"}},
+                {"namespace": "team-b", "podLabels": {"app": "web", "empty": ""}},
+            ]
+        },
+        "autoscaling": {"minReplicas": 2, "maxReplicas": 3},
+        "resources": {"requests": {"cpu": "250m"}},
+    },
+    "open-network-policy": {
+        "networkPolicy": {},
+        "backends": [
+            {
+                "name": "app",
+                "endpoints": [
+                    {"host": each, "port": 8080} for each in ("a", "a.b", "a.b.svc", "a.b.c", "10.0.0.7", "fd00::7")
+                ],
+            }
+        ],
+    },
+    "load-balancer-options": {
+        "service": {
+            "type": "LoadBalancer",
+            "loadBalancerClass": "example.com/edge",
+            "loadBalancerSourceRanges": ["10.0.0.0/8", "192.0.2.0/24"],
+            "externalTrafficPolicy": "Local",
+            "ipFamilyPolicy": "PreferDualStack",
+        },
+        "listeners": [HTTP | {"nodePort": 31080}],
+    },
+    "load-balancer-without-options": {"service": {"type": "LoadBalancer", "loadBalancerClass": "example.com/edge"}},
+    "cluster-traffic": {"service": {"type": "NodePort", "externalTrafficPolicy": "Cluster"}},
     "limit-alone": {"resources": {"limits": {"memory": "1.5Gi"}}},
 }
 """Specs by the name of their proxy."""

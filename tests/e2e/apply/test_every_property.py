@@ -87,6 +87,8 @@ def _walk(admin: Kube, key: Key, steps: tuple[Step, ...]) -> dict[str, str]:
         assert now.uids == first.uids, step.what
     for kind, child in first.children.items():
         assert content_of(now.children[kind]) == content_of(child), f"changing back after {steps[0].what}: {kind}"
+    for kind, child in first.optional.items():
+        assert now.optional[kind]["spec"] == child["spec"], f"changing back after {steps[0].what}: {kind}"
     assert now.record["spec"] | {"generation": 0} == first.record["spec"] | {"generation": 0}
     admin.delete(ENVOY_PROXY, key)
     return configs
@@ -105,7 +107,9 @@ def _settled(admin: Kube, key: Key, what: str) -> ProxyObjects:
     wait_reconciled(admin, key)
     admin.wait_until(ENVOY_PROXY, key, _is_current, CONVERGE_TIMEOUT_S)
     found = objects_of(admin, key)
-    for kind, declared in declared_children(found.proxy, found.children).items():
+    declared_kinds = declared_children(found.proxy, found.children)
+    assert {*found.children, *found.optional} == {*declared_kinds}, what
+    for kind, declared in declared_kinds.items():
         assert not_as_declared(admin, kind, declared) == (), f"{what}: {kind}"
     if holds("Registered")(found.proxy):
         metadata = found.proxy["metadata"]

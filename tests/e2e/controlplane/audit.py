@@ -47,7 +47,9 @@ class AuditEntry:
     """One answered request.
 
     ``request`` and ``resource_version`` (of the object in the answer) are recorded for writes by service accounts of
-    the operator's namespace only. ``name`` is empty where the server chose it.
+    the operator's namespace only. ``name`` is empty where the server chose it. ``message`` is the server's, where it
+    refused. ``decision`` is the authorizer's ("allow" or "forbid"), and ``grant`` is why. ``credential`` tells one
+    token from another, and ``pod`` is the one that it was issued to.
     """
 
     user: str
@@ -63,6 +65,11 @@ class AuditEntry:
     path: str
     resource_version: str | None = None
     request: Object | None = None
+    message: str = ""
+    decision: str = ""
+    grant: str = ""
+    credential: str = ""
+    pod: str = ""
 
     @property
     def is_write(self) -> bool:
@@ -152,6 +159,7 @@ class AuditLog:
 
 class _User(msgspec.Struct):
     username: str = ""
+    extra: dict[str, list[str]] = {}
 
 
 class _ObjectRef(msgspec.Struct, rename="camel"):
@@ -164,6 +172,7 @@ class _ObjectRef(msgspec.Struct, rename="camel"):
 
 class _Status(msgspec.Struct):
     code: int = 0
+    message: str = ""
 
 
 _EVENT_NAMES: Final = {
@@ -185,6 +194,7 @@ class _Event(msgspec.Struct, rename=_EVENT_NAMES):
     user_agent: str = ""
     object_ref: _ObjectRef = msgspec.field(default_factory=_ObjectRef)
     response_status: _Status = msgspec.field(default_factory=_Status)
+    annotations: dict[str, str] = {}
     request: Any = None
     response: Any = None
 
@@ -208,4 +218,9 @@ def _entry(event: _Event) -> AuditEntry:
         path=event.request_uri,
         resource_version=answer.get("metadata", {}).get("resourceVersion"),
         request=event.request,
+        message=event.response_status.message,
+        decision=event.annotations.get("authorization.k8s.io/decision", ""),
+        grant=event.annotations.get("authorization.k8s.io/reason", ""),
+        credential="".join(event.user.extra.get("authentication.kubernetes.io/credential-id", ())),
+        pod="".join(event.user.extra.get("authentication.kubernetes.io/pod-name", ())),
     )

@@ -18,12 +18,18 @@ _PREFIX: Final = "operator-app-node"
 _CPUSET: Final = ("cpuset.cpus", "cpuset.mems")
 
 
-def create() -> str:
-    """Make this process's cgroup in every hierarchy and return its path below each, as ``/name``."""
-    name = f"{_PREFIX}-{os.getpid()}-{_start_time(os.getpid())}"
+def create(*inner: str) -> str:
+    """Make this process's cgroup in every hierarchy and return its path below each, as ``/name``.
+
+    ``inner`` are the names of cgroups to make in it.
+    """
+    name = f"{_PREFIX}-{os.getpid()}-{start_time(os.getpid())}"
     for hierarchy in _hierarchies():
         (hierarchy / name).mkdir(exist_ok=True)
         _make_usable(hierarchy, hierarchy / name)
+        for each in inner:
+            (hierarchy / name / each).mkdir(exist_ok=True)
+            _make_usable(hierarchy / name, hierarchy / name / each)
     return f"/{name}"
 
 
@@ -43,7 +49,7 @@ def sweep() -> None:
     for hierarchy in _hierarchies():
         for directory in hierarchy.glob(f"{_PREFIX}-*"):
             _, pid, started = directory.name.rsplit("-", 2)
-            if _start_time(int(pid)) != started:
+            if start_time(int(pid)) != started:
                 _remove_tree(directory)
 
 
@@ -58,22 +64,26 @@ def all_of_nodes() -> list[Path]:
 
 
 def _hierarchies() -> Iterator[Path]:
-    if (MOUNT / "cgroup.controllers").exists():
+    if _is_version_2():
         yield MOUNT
         return
     # A link such as cpu -> cpu,cpuacct is the same hierarchy once more.
     yield from (entry for entry in sorted(MOUNT.iterdir()) if entry.is_dir() and not entry.is_symlink())
 
 
-def _make_usable(hierarchy: Path, directory: Path) -> None:
+def _is_version_2() -> bool:
+    return (MOUNT / "cgroup.controllers").exists()
+
+
+def _make_usable(parent: Path, directory: Path) -> None:
     """A new cgroup has neither processors nor memory nodes in version 1, and no controllers for others in version 2."""
-    if hierarchy != MOUNT:
+    if not _is_version_2():
         for name in _CPUSET:
             if (directory / name).exists():
-                (directory / name).write_text((hierarchy / name).read_text())
+                (directory / name).write_text((parent / name).read_text())
     else:
         wanted = " ".join(f"+{name}" for name in (MOUNT / "cgroup.controllers").read_text().split())
-        for each in (hierarchy, directory):
+        for each in (parent, directory):
             (each / "cgroup.subtree_control").write_text(wanted)
 
 
@@ -84,7 +94,7 @@ def _remove_tree(top: Path) -> None:
             Path(directory).rmdir()
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """In clock ticks since the machine's start (``/proc/PID/stat``, field 22); None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")

@@ -13,9 +13,8 @@ import yaml
 
 from operator_app.api.kinds import Object
 from tests.e2e.controlplane.components import SERVICE_NETWORK
-from tests.e2e.node.addresses import NODE_ADDRESS, NODE_NAME, POD_NETWORK
+from tests.e2e.node.addresses import FIRST, NODE_ADDRESS, POD_NETWORK, Member
 
-CONTAINERD_SOCKET: Final = Path("/run/containerd/containerd.sock")
 CNI_PROGRAMS: Final = Path("/usr/lib/cni")
 """Where Debian's containernetworking-plugins has them."""
 
@@ -34,9 +33,10 @@ ROUTED_TO_THE_NODE: Final = SERVICE_NETWORK
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of one node, all in one private directory."""
+    """The files of one node, all in one private directory. What serves all nodes of a run is the first one's."""
 
     directory: Path
+    member: Member = FIRST
 
     def kubeconfig(self, name: str) -> Path:
         """The kubeconfig of one program."""
@@ -77,14 +77,18 @@ class Files:
         """CoreDNS's configuration."""
         return self.directory / "Corefile"
 
+    def of(self, member: Member) -> "Files":
+        """The files of another node of the same run."""
+        return Files(self.directory / member.name, member)
+
     def write(self, client_ca: Path, cgroup: str) -> None:
-        """Write all but credentials. ``cgroup`` is the cgroup below which Pods get theirs, as ``/name``."""
+        """Write all but credentials. ``cgroup`` is the cgroup of the run, as ``/name``."""
         self.kubelet.write_text(yaml.safe_dump(kubelet_configuration(self, client_ca, cgroup)), encoding="utf-8")
         self.kube_proxy.write_text(yaml.safe_dump(kube_proxy_configuration(self)), encoding="utf-8")
         self.containerd.write_text(containerd_configuration(self), encoding="utf-8")
         self.corefile.write_text(corefile(self), encoding="utf-8")
         self.cni.mkdir()
-        (self.cni / "10-pods.conflist").write_text(json.dumps(cni_network()), encoding="utf-8")
+        (self.cni / "10-pods.conflist").write_text(json.dumps(cni_network(self.member)), encoding="utf-8")
 
 
 def kubelet_configuration(files: Files, client_ca: Path, cgroup: str) -> Object:
@@ -92,7 +96,9 @@ def kubelet_configuration(files: Files, client_ca: Path, cgroup: str) -> Object:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "address": NODE_ADDRESS,
+        "address": files.member.address,
+        # One of several kubelets in a network namespace; whether it is ready, its Node says.
+        "healthzPort": 0,
         "authentication": {
             "anonymous": {"enabled": False},
             "webhook": {"enabled": True},
@@ -101,13 +107,14 @@ def kubelet_configuration(files: Files, client_ca: Path, cgroup: str) -> Object:
         "authorization": {"mode": "Webhook"},
         "tlsCertFile": str(files.kubelet_certificate),
         "tlsPrivateKeyFile": str(files.kubelet_key),
-        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+        "containerRuntimeEndpoint": f"unix://{files.member.containerd_socket}",
+        "podLogsDir": f"/var/log/pods{files.member.suffix}",
         "clusterDNS": [NODE_ADDRESS],
         "clusterDomain": "cluster.local",
         # Nothing of the machine's own names: none of its servers can be reached from here.
         "resolvConf": "",
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": cgroup,
+        "cgroupRoot": files.member.cgroup(cgroup),
         # The node's own programs run in the cgroup of whoever started the tests.
         "enforceNodeAllocatable": [],
         "failCgroupV1": False,
@@ -121,7 +128,7 @@ def kubelet_configuration(files: Files, client_ca: Path, cgroup: str) -> Object:
         "serializeImagePulls": False,
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
-        "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+        "volumePluginDir": str(files.member.kubelet_directory / "volume-plugins"),
     }
 
 
@@ -131,7 +138,7 @@ def kube_proxy_configuration(files: Files) -> Object:
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clientConnection": {"kubeconfig": str(files.kubeconfig("kube-proxy"))},
-        "hostnameOverride": NODE_NAME,
+        "hostnameOverride": FIRST.name,
         "mode": "nftables",
         "clusterCIDR": POD_NETWORK,
         "detectLocalMode": "ClusterCIDR",
@@ -146,6 +153,11 @@ def containerd_configuration(files: Files) -> str:
     """Version 3."""
     return f"""\
 version = 3
+root = "{files.member.containerd_directory}"
+state = "{files.member.containerd_run}"
+
+[grpc]
+address = "{files.member.containerd_socket}"
 
 [plugins."io.containerd.cri.v1.images"]
 snapshotter = "overlayfs"
@@ -172,15 +184,15 @@ SystemdCgroup = false
 """
 
 
-def cni_network() -> Object:
+def cni_network(member: Member) -> Object:
     """Each Pod at the end of a wire to the node, so that every packet is routed and passes kube-proxy's rules.
 
     On a bridge, the answer of one Pod to another would not.
     """
     ipam = {
         "type": "host-local",
-        "dataDir": "/run/cni",
-        "ranges": [[{"subnet": POD_NETWORK}]],
+        "dataDir": f"/run/cni{member.suffix}",
+        "ranges": [[{"subnet": member.pods}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     return {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipMasq": False, "ipam": ipam}]}
@@ -217,8 +229,9 @@ def kubelet(files: Files) -> list[str]:
         "kubelet",
         f"--config={files.kubelet}",
         f"--kubeconfig={files.kubeconfig('kubelet')}",
-        f"--hostname-override={NODE_NAME}",
-        f"--node-ip={NODE_ADDRESS}",
+        f"--root-dir={files.member.kubelet_directory}",
+        f"--hostname-override={files.member.name}",
+        f"--node-ip={files.member.address}",
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from tests.e2e.node import cgroups, relay
 from tests.e2e.node.addresses import API_SERVER_PORT, NODE_ADDRESS
-from tests.e2e.node.configuration import NAMESPACES, Files
+from tests.e2e.node.configuration import NAMESPACES
 from tests.e2e.node.plan import Plan
 
 END_TIMEOUT_S: Final = 20.0
@@ -30,9 +30,10 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     plan = Plan.read(Path(sys.argv[1]))
     cgroups.sweep()
-    cgroup = cgroups.create()
+    cgroup = cgroups.create(*(member.name for member in plan.members))
     try:
-        Files(Path(plan.directory)).write(Path(plan.client_ca), cgroup)
+        for member in plan.members:
+            plan.files(member).write(Path(plan.client_ca), cgroup)
         node = subprocess.Popen(
             [*NAMESPACES, sys.executable, "-m", "tests.e2e.node.init", str(plan.file)],
             stdin=subprocess.PIPE,

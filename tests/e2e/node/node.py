@@ -16,7 +16,7 @@ from tests.e2e.controlplane import ControlPlane, Report
 from tests.e2e.controlplane.build import GoModule, built_binary, built_programs, cache_directory
 from tests.e2e.kube import NODE, POLL_INTERVAL_S, Kube
 from tests.e2e.node import images, network, requirements
-from tests.e2e.node.addresses import API_SERVER_PORT, NODE_ADDRESS, NODE_NAME
+from tests.e2e.node.addresses import API_SERVER_PORT, NODE_ADDRESS, NODE_NAME, Member
 from tests.e2e.node.configuration import Files
 from tests.e2e.node.plan import Plan
 from tests.paths import ROOT
@@ -56,7 +56,8 @@ class Node:
     mount, nor network is left then. (An empty cgroup is, where even the node's keeper was killed; the next one removes
     it.) The node's addresses exist inside its network only: ``inside`` leads there. ``logs`` is an existing directory
     for the logs of the node's programs; without one they go with the cluster's state. ``more_images`` are archives as
-    ``docker save`` writes them, beside Envoy's own image.
+    ``docker save`` writes them, beside Envoy's own image. ``nodes`` may be up to four: each further one has a kubelet
+    and a containerd of its own beside the first one's, in the same network.
 
     Raises ``NodeUnavailableError`` where no node can run, ``NodeError`` where it does not come up, ``BuildError`` and
     ``ToolchainError``. Starting takes minutes when its programs are built for the first time, else seconds.
@@ -68,6 +69,7 @@ class Node:
         report: Report = lambda _line: None,
         logs: Path | None = None,
         more_images: Sequence[Path] = (),
+        nodes: int = 1,
     ) -> None:
         self.name = NODE_NAME
         self._cluster = cluster
@@ -75,6 +77,7 @@ class Node:
         self._files = Files(cluster.state / "node")
         self._logs = logs or self._files.directory
         self._more_images = more_images
+        self._nodes = nodes
         self._resources = ExitStack()
         self._keeper: subprocess.Popen[str] | None = None
         self._pid = 0
@@ -142,9 +145,11 @@ class Node:
         processes = f"--pid=/proc/{self._pid}/ns/pid_for_children"
         return ["nsenter", f"--target={self._pid}", "--mount", "--net", processes, "--", *command]
 
-    def ctr(self, *arguments: str) -> list[str]:
-        """The words that run containerd's own client inside the node, in the kubelet's namespace of containers."""
-        return self.command(str(self._programs / "ctr"), "--namespace=k8s.io", *arguments)
+    def ctr(self, *arguments: str, node: str = NODE_NAME) -> list[str]:
+        """The words that run a node's containerd client, in the kubelet's namespace of containers."""
+        (member,) = (each for each in map(Member, range(self._nodes)) if each.name == node)
+        address = f"--address={member.containerd_socket}"
+        return self.command(str(self._programs / "ctr"), address, "--namespace=k8s.io", *arguments)
 
     def _start(self, resources: ExitStack) -> None:
         requirements.ensure(self._report, self._cluster.state, cache_directory(), ROOT, Path(sys.prefix))
@@ -152,7 +157,6 @@ class Node:
         self._programs = programs = built_programs(PROGRAMS, self._report)
         started_mono = time.monotonic()
         archives = [images.pause_image(programs / "pause").packed(), images.envoy_image().packed(), *self._more_images]
-        self._write_credentials()
         plan = Plan(
             directory=str(self._files.directory),
             logs=str(self._logs.resolve()),
@@ -162,29 +166,36 @@ class Node:
             client_ca=str(self._cluster.authority.ca_file),
             api_server_port=self._cluster.port,
             proxy_socket=str(self._cluster.proxy_socket),
+            nodes=self._nodes,
         )
+        self._write_credentials(plan)
         plan.write()
         with Kube(self._cluster.kubeconfig) as admin:
             for kind, manifest in _objects():
                 admin.apply(kind, manifest, force=True)
             self._start_keeper(plan, resources)
             self._wait_for_images()
-            self._wait_ready(admin)
-        self._report(f"node: {self.name} is ready after {time.monotonic() - started_mono:.1f} s")
+            for member in plan.members:
+                self._wait_ready(admin, member)
+        names = " and ".join(member.name for member in plan.members)
+        self._report(f"node: {names} ready after {time.monotonic() - started_mono:.1f} s")
 
-    def _write_credentials(self) -> None:
-        """Who the node's programs are at the API server, and what the kubelet shows to those who ask it."""
-        self._files.directory.mkdir(mode=0o700)
+    def _write_credentials(self, plan: Plan) -> None:
+        """Who the nodes' programs are at the API server, and what each kubelet shows to those who ask it."""
         server = f"https://{NODE_ADDRESS}:{API_SERVER_PORT}"
-        for program, user, group in (
-            ("kubelet", f"system:node:{NODE_NAME}", "system:nodes"),
-            ("kube-proxy", "system:kube-proxy", "operator-app-tests"),
-            ("coredns", "system:coredns", "operator-app-tests"),
-        ):
-            self._cluster.authority.write_kubeconfig(self._files.kubeconfig(program), server, user, group)
-        self._cluster.authority.write_serving_certificate(
-            self._files.kubelet_certificate, self._files.kubelet_key, NODE_ADDRESS, NODE_NAME
-        )
+        authority = self._cluster.authority
+        for member in plan.members:
+            files = plan.files(member)
+            files.directory.mkdir(mode=0o700)
+            authority.write_kubeconfig(
+                files.kubeconfig("kubelet"), server, f"system:node:{member.name}", "system:nodes"
+            )
+            authority.write_serving_certificate(
+                files.kubelet_certificate, files.kubelet_key, member.address, member.name
+            )
+        for program in ("kube-proxy", "coredns"):
+            file = self._files.kubeconfig(program)
+            authority.write_kubeconfig(file, server, f"system:{program}", "operator-app-tests")
 
     def _start_keeper(self, plan: Plan, resources: ExitStack) -> None:
         with (self._logs / "keeper.log").open("ab") as log:
@@ -205,10 +216,10 @@ class Node:
             raise NodeError("\n".join(["the node ended while starting", *self._log_tails()]))
         self._pid = int(line)
 
-    def _wait_ready(self, admin: Kube) -> None:
+    def _wait_ready(self, admin: Kube, member: Member) -> None:
         assert self._keeper is not None
         deadline_mono = time.monotonic() + START_TIMEOUT_S
-        while not _is_ready(admin.find(NODE, Key("", NODE_NAME))):
+        while not _is_ready(admin.find(NODE, Key("", member.name))):
             if self._keeper.poll() is not None:
                 raise NodeError("\n".join(["the node ended while starting", *self._log_tails()]))
             if time.monotonic() > deadline_mono:

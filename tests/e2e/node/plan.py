@@ -5,13 +5,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from tests.e2e.node.addresses import FIRST, Member
+from tests.e2e.node.configuration import Files
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One node.
+    """The nodes of one run.
 
-    ``directory`` has its configuration (``configuration.Files``), ``logs`` takes its logs, ``programs`` are those of
-    the module ``go``, ``kubernetes`` is the binary of kubelet and kube-proxy, ``images`` are archives to import,
+    ``directory`` has their configuration (``configuration.Files``), ``logs`` takes their logs, ``programs`` are those
+    of the module ``go``, ``kubernetes`` is the binary of kubelet and kube-proxy, ``images`` are archives to import,
     ``api_server_port`` is the API server's on loopback, and ``proxy_socket`` is where it expects the way inwards.
     """
 
@@ -23,6 +26,17 @@ class Plan:
     client_ca: str
     api_server_port: int
     proxy_socket: str
+    nodes: int = 1
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All nodes, the first one first."""
+        return tuple(map(Member, range(self.nodes)))
+
+    def files(self, member: Member) -> Files:
+        """The configuration of one of them."""
+        first = Files(Path(self.directory))
+        return first.of(member) if member != FIRST else first
 
     @property
     def file(self) -> Path:

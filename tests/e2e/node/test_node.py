@@ -21,6 +21,7 @@ from tests.e2e.node.addresses import NODE_NAME
 from tests.e2e.node.fixture import Nodes
 from tests.e2e.node.images import ENVOY_IMAGE
 from tests.e2e.node.node import Node
+from tests.e2e.process_tree import alive, command_line, family_of
 from tests.paths import ROOT
 
 PORT = 8080
@@ -186,28 +187,6 @@ def another() -> Iterator[tuple[subprocess.Popen[str], Path]]:
             process.kill()
 
 
-def family_of(pid: int) -> dict[int, str]:
-    """Start times of all processes below ``pid``, by process id."""
-    parents: dict[int, tuple[int, str]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        parents[int(stat.parent.name)] = int(fields[1]), fields[19]
-    found: dict[int, str] = {}
-    wanted = {pid}
-    while new := {each: start for each, (parent, start) in parents.items() if parent in wanted and each not in found}:
-        found |= new
-        wanted = set(new)
-    return found
-
-
-def alive(processes: dict[int, str]) -> list[int]:
-    """Those that still run; a number that was used again does not count."""
-    return [pid for pid, started in processes.items() if cgroups._start_time(pid) == started]
-
-
 @pytest.mark.timeout(300)
 def test_a_killed_run_leaves_nothing_and_its_neighbour_goes_on(local: Node, admin: Kube, namespace: str) -> None:
     """After ``kill -9`` of a run no process, mount and cgroup of its node is left; another node's Pods never notice."""
@@ -252,11 +231,3 @@ def test_a_node_dies_with_its_keeper(local: Node) -> None:  # noqa: ARG001  # ev
         return set(cgroups.all_of_nodes()) <= own
 
     wait_until(swept, 20, "the end of its cgroups")
-
-
-def command_line(pid: int) -> bytes:
-    """The words of a process's command, each ended by a zero byte."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""

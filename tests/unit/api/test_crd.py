@@ -124,13 +124,25 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_list_maps() -> None:
-    """Listeners and backends merge by name, conditions by type; every other list is replaced as a whole."""
+    """Lists of things that have names merge by name, conditions by type; every other list is replaced as a whole."""
     maps = {
         path: node["x-kubernetes-list-map-keys"]
         for path, node in nodes(schema_of(ENVOY_PROXY_CRD))
         if node.get("x-kubernetes-list-type") == "map"
     }
-    assert maps == {".spec.listeners": ["name"], ".spec.backends": ["name"], ".status.conditions": ["type"]}
+    assert maps == {
+        ".spec.listeners": ["name"],
+        ".spec.backends": ["name"],
+        ".spec.imagePullSecrets": ["name"],
+        ".spec.listeners[].routes[].match.headers": ["name"],
+        ".spec.listeners[].routes[].match.queryParams": ["name"],
+        ".spec.listeners[].routes[].backends": ["name"],
+        ".spec.listeners[].routes[].requestHeaders.set": ["name"],
+        ".spec.listeners[].routes[].requestHeaders.add": ["name"],
+        ".spec.listeners[].routes[].responseHeaders.set": ["name"],
+        ".spec.listeners[].routes[].responseHeaders.add": ["name"],
+        ".status.conditions": ["type"],
+    }
 
 
 def test_defaults() -> None:
@@ -140,6 +152,9 @@ def test_defaults() -> None:
         ".spec.replicas": 1,
         ".spec.service": {"type": "ClusterIP"},
         ".spec.service.type": "ClusterIP",
+        ".spec.disruption.maxUnavailable": 1,
+        ".spec.autoscaling.minReplicas": 1,
+        ".spec.autoscaling.targetCPUUtilizationPercentage": 80,
         ".spec.deletionPolicy": "Delete",
         ".spec.paused": False,
         ".status": {"observedGeneration": -1},
@@ -154,9 +169,23 @@ def test_required_fields() -> None:
         "": ["spec"],
         ".spec": ["listeners", "backends"],
         ".spec.listeners[]": ["name", "port", "routes"],
-        ".spec.listeners[].routes[]": ["backend"],
+        ".spec.listeners[].routes[].match.headers[]": ["name"],
+        ".spec.listeners[].routes[].match.queryParams[]": ["name"],
+        ".spec.listeners[].routes[].backends[]": ["name"],
+        ".spec.listeners[].routes[].response": ["status"],
+        ".spec.listeners[].routes[].requestHeaders.set[]": ["name", "value"],
+        ".spec.listeners[].routes[].requestHeaders.add[]": ["name", "value"],
+        ".spec.listeners[].routes[].responseHeaders.set[]": ["name", "value"],
+        ".spec.listeners[].routes[].responseHeaders.add[]": ["name", "value"],
+        ".spec.listeners[].routes[].mirror": ["backend"],
+        ".spec.listeners[].routes[].rateLimit": ["requests"],
+        ".spec.listeners[].routes[].cors": ["origins"],
         ".spec.backends[]": ["name", "endpoints"],
         ".spec.backends[].endpoints[]": ["host", "port"],
+        ".spec.autoscaling": ["maxReplicas"],
+        ".spec.tolerations[]": ["key"],
+        ".spec.topologySpread[]": ["topologyKey"],
+        ".spec.imagePullSecrets[]": ["name"],
         ".status.conditions[]": ["type", "status", "observedGeneration", "lastTransitionTime", "reason", "message"],
     }
 

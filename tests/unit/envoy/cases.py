@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from annotated_types import MaxLen
 
-from operator_app.api.models import Backend, Endpoint, EnvoyProxySpec, Listener, Protocol, Route, RouteMatch
+from operator_app.api.models import Backend, Endpoint, EnvoyProxySpec, Listener, Protocol
+from operator_app.api.routes import Route, RouteMatch
 from operator_app.api.rules import ApiModel
 
 JsonObject = dict[str, Any]

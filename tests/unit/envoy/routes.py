@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from operator_app.api.models import Route
+from operator_app.api.routes import Route
 
 HOSTS = ("example.com", "shop.example.com", "a.shop.example.com", "other.org")
 

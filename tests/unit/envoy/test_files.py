@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operator_app.api.models import EnvoyProxySpec, Listener, Route, RouteMatch
+from operator_app.api.models import EnvoyProxySpec, Listener
+from operator_app.api.routes import Route, RouteMatch
 from operator_app.envoy import bootstrap, files
 from operator_app.envoy.files import is_file, rendered
 from operator_app.envoy.listeners import route_configuration, virtual_hosts_bytes

@@ -6,7 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operator_app.api.models import READINESS_PORT, Route, RouteMatch
+from operator_app.api.models import READINESS_PORT
+from operator_app.api.routes import Route, RouteMatch
 from operator_app.envoy.files import rendered
 from tests.unit.envoy import cases
 from tests.unit.envoy.parts import documents, last_filter, listener_config, static_configuration

@@ -58,6 +58,25 @@ def test_the_order_is_explicit_then_in_cluster_then_environment_then_home(
     assert read(None).server == "https://home.example.org"
 
 
+def test_the_way_to_the_server_comes_from_the_kubeconfig_and_then_from_the_environment(tmp_path: Path) -> None:
+    """``proxy-url`` wins over ``HTTPS_PROXY``, which counts in a Pod, too; no repr shows what may hold a password."""
+    proxy = "http://user:s3cret@proxy.example.org:3128"
+    path = written(tmp_path, {"proxy-url": "http://own.example.org:8080", "tls-server-name": "kubernetes.default.svc"})
+    found = read(path, HTTPS_PROXY=proxy)
+    assert (found.proxy, found.tls_server_name) == ("http://own.example.org:8080", "kubernetes.default.svc")
+    found = read(written(tmp_path), HTTPS_PROXY=proxy)
+    assert (found.proxy, found.tls_server_name) == (proxy, None)
+    assert "s3cret" not in repr(found)
+    assert read(written(tmp_path), HTTPS_PROXY=proxy, NO_PROXY="example.org").proxy is None
+    inside = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443", "HTTPS_PROXY": proxy}
+    account = pod(tmp_path)
+    assert endpoint(None, None, environ=inside, service_account=account).proxy == proxy
+    inside["NO_PROXY"] = "10.0.0.0/8"
+    assert endpoint(None, None, environ=inside, service_account=account).proxy is None
+    with pytest.raises(ConfigurationError, match=r"HTTPS_PROXY.*socks5"):
+        read(written(tmp_path), HTTPS_PROXY="socks5://user:s3cret@proxy:1080")
+
+
 def test_a_pod_of_an_ipv6_cluster_reaches_its_server(tmp_path: Path) -> None:
     """An IPv6 address stands in brackets."""
     inside = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -107,8 +126,12 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "user", "rest", "says"),
     [
-        ({"proxy-url": "http://proxy"}, {}, {}, "proxy-url"),
-        ({"tls-server-name": "other"}, {}, {}, "tls-server-name"),
+        ({"proxy-url": "socks5://proxy:1080"}, {}, {}, "socks5"),
+        ({"proxy-url": "proxy"}, {}, {}, "proxy-url"),
+        ({"proxy-url": "http://proxy:x"}, {}, {}, "proxy-url"),
+        ({"proxy-url": 5}, {}, {}, "`proxy-url`"),
+        ({"tls-server-name": "a b"}, {}, {}, "tls-server-name"),
+        ({"tls-server-name": 5}, {}, {}, "`tls-server-name`"),
         ({}, {"as": "admin"}, {}, "`as`"),
         ({}, {"as-groups": ["system:masters"]}, {}, "as-groups"),
         ({}, {"as-uid": "1"}, {}, "as-uid"),

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import anyio
 import httpx2
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from operator_app.errors import ConfigurationError
 from operator_app.kube import transport
@@ -237,9 +242,94 @@ def test_unusable_certificates_are_refused_in_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_authorities_without_key_identifiers_are_accepted() -> None:
-    """As client-go does, on every Python: 3.13 alone would refuse them."""
-    assert not tls_context(Endpoint(SERVER)).verify_flags & ssl.VERIFY_X509_STRICT
+def certificate(
+    name: str, issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """A certificate and its key, of ``issuer`` or of its own, without any key identifiers."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer[0].subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    )
+    return builder.sign(key if issuer is None else issuer[1], hashes.SHA256()), key
+
+
+def test_authorities_without_key_identifiers_are_accepted(tmp_path: Path) -> None:
+    """As client-go does, on every Python: 3.13 alone would refuse them. Other authorities are refused all the same."""
+    authority = certificate("authority.example", None)
+    own, key = certificate("localhost", authority)
+    pem = own.public_bytes(Encoding.PEM) + key.private_bytes(
+        Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()
+    )
+    (tmp_path / "server.pem").write_bytes(pem)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "server.pem")
+    stranger, _ = certificate("authority.example", None)
+    right, wrong = (each.public_bytes(Encoding.PEM).decode() for each in (authority[0], stranger))
+    assert shakes_hands(server, tls_context(Endpoint(SERVER, ca=right)))
+    assert not shakes_hands(server, tls_context(Endpoint(SERVER, ca=wrong)))
+
+
+@asynccontextmanager
+async def http_proxy(asked_for: list[str]) -> AsyncGenerator[int]:
+    """An HTTP proxy on loopback, which notes the targets of ``CONNECT`` and leads to the port that each names."""
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await source.read(65_536):
+                sink.write(chunk)
+                await sink.drain()
+        sink.close()
+        with suppress(OSError):
+            await sink.wait_closed()
+
+    serving: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        asked_for.append(head.split()[1])
+        to_server, from_server = await asyncio.open_connection("127.0.0.1", int(asked_for[-1].rpartition(":")[2]))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(pump(reader, from_server), pump(to_server, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1")
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await asyncio.gather(*filter(None, serving))
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_proxy_and_another_name_of_the_server_are_used(tmp_path: Path) -> None:
+    """The proxy is asked for the host in the URL; the certificate is checked against ``tls-server-name``."""
+    authority, asked_for = Authority(), list[str]()
+    authority.write(tmp_path)
+    async with https_server(authority) as port, http_proxy(asked_for) as proxy_port:
+        server = {"server": f"https://api.invalid:{port}", "certificate-authority": "ca.pem"}
+        user = {"client-certificate": "client.pem", "client-key": "client.key"}
+        ways = {"proxy-url": f"http://127.0.0.1:{proxy_port}", "tls-server-name": "localhost"}
+        for way, is_right in ((ways, True), (ways | {"tls-server-name": "other.invalid"}, False)):
+            found = endpoint(kubeconfig_in(tmp_path, server | way, user), None, environ={})
+            pool = transport.transport(found, tls_context(found), max_connections=None)
+            request = httpx2.Request("GET", found.server)
+            if is_right:
+                assert (await pool.handle_async_request(request)).status_code == 200
+            else:
+                with pytest.raises(httpx2.ConnectError, match="certificate"):
+                    await pool.handle_async_request(request)
+            await pool.aclose()
+    assert asked_for == [f"api.invalid:{port}"] * 2
 
 
 async def test_a_plugin_that_is_slower_than_a_request_is_not_started_again(tmp_path: Path) -> None:

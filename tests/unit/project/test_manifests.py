@@ -46,6 +46,22 @@ OPERATOR_CLUSTER: Final = {
     ("apps", "deployments", "create"): "apply where it is absent",
     ("apps", "deployments", "patch"): "apply",
     ("apps", "deployments", "delete"): "prune",
+    **{
+        (group, resource, verb): reason
+        for group, resource in (
+            ("policy", "poddisruptionbudgets"),
+            ("autoscaling", "horizontalpodautoscalers"),
+            ("networking.k8s.io", "networkpolicies"),
+        )
+        for verb, reason in {
+            "get": "the live read before a create",
+            "list": "start of a watch",
+            "watch": "learn of drift",
+            "create": "apply where it is absent",
+            "patch": "apply",
+            "delete": "prune where the spec does not ask for it any more",
+        }.items()
+    },
     ("", "namespaces", "get"): "the tenant label of one namespace; the UID of kube-system, the cluster's identity",
     ("", "namespaces", "list"): "start of a watch",
     ("", "namespaces", "watch"): "learn of a changed tenant label",
@@ -165,7 +181,7 @@ def test_all_kinds_of_children_can_be_written() -> None:
     """The roles keep up with the code: each child kind can be listed, watched, applied and pruned."""
     needed = {
         (kind.group, kind.plural, verb)
-        for kind in kinds.CHILD_KINDS
+        for kind in kinds.ALL_CHILD_KINDS
         for verb in ("get", "list", "watch", "create", "patch", "delete")
     }
     assert needed <= rights(manifest("ClusterRole"))

@@ -113,10 +113,18 @@ def hashes(entry: str) -> set[str]:
 
 
 def test_the_supported_pythons_are_tested_and_the_image_has_one_of_them() -> None:
-    """From the oldest that pyproject allows to the image's: the workflow and `make unit-pythons`."""
-    lowest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=3.")
+    """From the oldest that pyproject allows to the image's: the workflow, `make unit-pythons` and the classifiers.
+
+    A job of the workflow that needs one interpreter takes the image's, whose base is named by its content.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lowest = project["requires-python"].removeprefix(">=3.")
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     tested = [int(each) for each in re.findall(r'"3\.(\d+)"', re.findall(r"python: \[(.*?)\]", workflow)[0])]
     in_make = re.findall(r"for minor in ([\d ]+);", (ROOT / "Makefile").read_text())[0]
-    image = re.findall(r"BUILD_IMAGE=python:3\.(\d+)", (ROOT / "Dockerfile").read_text())[0]
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (image,) = re.findall(r"BUILD_IMAGE=python:3\.(\d+)[\w.-]*@sha256:[0-9a-f]{64}$", dockerfile, re.MULTILINE)
     assert tested == list(range(int(lowest), int(image) + 1)) == [int(each) for each in in_make.split()]
+    told = re.findall(r"Python :: 3\.(\d+)", " ".join(project["classifiers"]))
+    assert [int(each) for each in told] == tested
+    assert set(re.findall(r'python-version: "3\.(\d+)"', workflow)) == {image}

@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from operator_app.api.kinds import Key, Object
 from operator_app.api.records import RecordState
+from operator_app.errors import TerminalError
 from operator_app.registration.audit import (
     FIXABLE,
     Finding,
@@ -14,14 +18,18 @@ from operator_app.registration.audit import (
     Survey,
     as_json,
     findings,
+    fix,
     orphans,
     refusal,
     table,
 )
 from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry
+from operator_app.registration.registrar import Registries
 from operator_app.registration.registry import OutsideRecord
+from operator_app.results import Outcome
 from tests.unit.registration.ledger_entries import PROXY, an_entry
+from tests.unit.scripted_api import NOT_FOUND, Answer, Line, ScriptedApi, components, ok
 
 
 def a_claim(hostname: str, uid: str, proxy: Key = PROXY) -> Object:
@@ -172,3 +180,148 @@ def test_orphans_are_listed_by_namespace_and_the_json_has_everything() -> None:
         }
     ]
     assert told["orphans"] == {"team-a": [{"entry": "proxy-two", "hostname": "c.d", "proxy": "team-a/checkout"}]}
+
+
+# --- removing what is left -----------------------------------------------------------------------------------------
+
+UID: Final = "one"
+VERSIONED: Final = {"resourceVersion": "7", "uid": "entry-uid"}
+
+
+class Outside:
+    """A registry that notes what is removed."""
+
+    def __init__(self) -> None:
+        self.removed: list[tuple[str, str]] = []
+
+    async def deregister(self, uid: str, hostname: str, *, former: frozenset[Installation] = frozenset()) -> Outcome:  # noqa: ARG002
+        """Remove a record."""
+        self.removed.append((uid, hostname))
+        return Outcome.DELETED
+
+
+def entry_of(uid: str = UID, **spec: Any) -> Object:
+    """A stored entry."""
+    found = an_entry(uid, **spec)
+    found["metadata"] |= VERSIONED
+    return found
+
+
+def claim_of(uid: str = UID) -> Object:
+    """A stored claim."""
+    found = a_claim("a.b", uid)
+    found["metadata"] |= {"uid": "claim-uid", "resourceVersion": "8", "namespace": "edge-system"}
+    return found
+
+
+def proxy_with(uid: str) -> Object:
+    """The proxy that is stored under the name."""
+    return {"metadata": {"namespace": PROXY.namespace, "name": PROXY.name, "uid": uid, "resourceVersion": "9"}}
+
+
+def listed(*objects: Object) -> Answer:
+    """A page of a list."""
+    return ok({"metadata": {"resourceVersion": "50"}, "items": list(objects)})
+
+
+OF_ENTRY: Final = Finding(FindingKind.RECORD_WITHOUT_PROXY, IN_CLUSTER, "proxy-one", PROXY, UID)
+OF_CLAIM: Final = Finding(FindingKind.CLAIM_WITHOUT_PROXY, IN_CLUSTER, "a.b", PROXY, UID)
+OF_RECORD: Final = Finding(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b", PROXY, UID)
+OF_NOBODY: Final = Finding(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b", None, UID)
+GONE: Final = ("get EnvoyProxy", NOT_FOUND)
+DONE: Final = ok({"metadata": {"resourceVersion": "60"}})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("finding", "script"),
+    [
+        (OF_ENTRY, [("get EnvoyProxy", ok(proxy_with(UID)))]),
+        (OF_CLAIM, [("get EnvoyProxy", ok(proxy_with(UID)))]),
+        (OF_RECORD, [("get EnvoyProxy", ok(proxy_with(UID)))]),
+        (OF_NOBODY, [("list EnvoyProxy", listed(proxy_with(UID)))]),
+        (OF_ENTRY, [GONE, ("get ProxyRegistration", NOT_FOUND)]),
+        (OF_ENTRY, [GONE, ("get ProxyRegistration", ok(entry_of("other")))]),
+        (OF_ENTRY, [GONE, ("get ProxyRegistration", ok(entry_of(state="Orphaned", hostname="a.b")))]),
+        (OF_CLAIM, [GONE, ("get ProxyRegistration", ok(entry_of()))]),
+        (OF_CLAIM, [GONE, ("get ProxyRegistration", NOT_FOUND), ("get HostnameClaim", NOT_FOUND)]),
+        (OF_CLAIM, [GONE, ("get ProxyRegistration", NOT_FOUND), ("get HostnameClaim", ok(claim_of("other")))]),
+        (OF_RECORD, [GONE, ("get ProxyRegistration", ok(entry_of(hostname="a.b")))]),
+        (replace(OF_RECORD, kind=FindingKind.WRONG_OWNER), []),
+    ],
+    ids=[
+        "the proxy of an entry lives",
+        "the proxy of a claim lives",
+        "the proxy of a record lives",
+        "a proxy without a known name lives",
+        "the entry is gone",
+        "the entry is another proxy's",
+        "the entry is kept on purpose",
+        "the claim has an entry",
+        "the claim is gone",
+        "the claim is another proxy's",
+        "an entry names the record",
+        "not fixable",
+    ],
+)
+async def test_what_became_alive_or_anothers_since_the_survey_stays(
+    tmp_path: Path, finding: Finding, script: list[Line]
+) -> None:
+    """Everything is read once more, and nothing is removed, here or outside."""
+    outside = Outside()
+    registry: Any = outside
+    async with components(ScriptedApi(*script), tmp_path) as own:
+        is_removed = await fix(own.cluster, Registries({"dns": registry}), finding, namespace="edge-system")
+    assert not is_removed
+    assert outside.removed == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("proxy_found", [NOT_FOUND, ok(proxy_with("reborn"))], ids=["gone", "reborn"])
+async def test_an_entry_goes_with_its_records_and_its_claims(tmp_path: Path, proxy_found: Answer) -> None:
+    """The records first, then exactly the version of the entry that named them, then the claims of that proxy alone."""
+    outside = Outside()
+    registry: Any = outside
+    api = ScriptedApi(
+        ("get EnvoyProxy", proxy_found),
+        ("get ProxyRegistration", ok(entry_of(hostname="a.b", retiring=[{"registry": "dns", "hostname": "old.b"}]))),
+        ("delete ProxyRegistration", DONE),
+        ("list HostnameClaim", listed(claim_of(), claim_of("other"))),
+        ("delete HostnameClaim", DONE),
+    )
+    async with components(api, tmp_path) as own:
+        assert await fix(own.cluster, Registries({"dns": registry}), OF_ENTRY, namespace="edge-system")
+    assert outside.removed == [(UID, "a.b"), (UID, "old.b")]
+    assert api.body("delete ProxyRegistration")["preconditions"] == VERSIONED
+    assert api.body("delete HostnameClaim")["preconditions"] == {"uid": "claim-uid"}
+
+
+@pytest.mark.anyio
+async def test_a_claim_is_deleted_by_its_uid_and_a_record_by_its_owner(tmp_path: Path) -> None:
+    """Each removal names exactly what was read."""
+    outside = Outside()
+    registry: Any = outside
+    api = ScriptedApi(
+        GONE,
+        ("get ProxyRegistration", NOT_FOUND),
+        ("get HostnameClaim", ok(claim_of())),
+        ("delete HostnameClaim", DONE),
+        ("list EnvoyProxy", listed(proxy_with("other"))),
+        ("get ProxyRegistration", NOT_FOUND),
+    )
+    async with components(api, tmp_path) as own:
+        registries = Registries({"dns": registry})
+        assert await fix(own.cluster, registries, OF_CLAIM, namespace="edge-system")
+        assert await fix(own.cluster, registries, OF_NOBODY, namespace="edge-system")
+    assert api.body("delete HostnameClaim")["preconditions"] == {"uid": "claim-uid"}
+    assert outside.removed == [(UID, "a.b")]
+
+
+@pytest.mark.anyio
+async def test_an_entry_of_an_unknown_registry_stays(tmp_path: Path) -> None:
+    """What can't be removed outside is not forgotten here."""
+    api = ScriptedApi(GONE, ("get ProxyRegistration", ok(entry_of(hostname="a.b"))))
+    async with components(api, tmp_path) as own:
+        with pytest.raises(TerminalError) as refused:
+            await fix(own.cluster, Registries({}), OF_ENTRY, namespace="edge-system")
+    assert refused.value.reason == "RegistryUnknown"

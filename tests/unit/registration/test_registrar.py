@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +17,13 @@ from operator_app.registration import audit, registrar
 from operator_app.registration.audit import outside_entries
 from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker
-from operator_app.registration.claims import Claims
+from operator_app.registration.claims import HOSTNAME_TAKEN, Claims
 from operator_app.registration.identity import Installation
-from operator_app.registration.ledger import Ledger
-from operator_app.registration.registrar import Registrar, Registries
+from operator_app.registration.ledger import Ledger, Name
+from operator_app.registration.registrar import RETIRING_LIMIT, Registrar, Registries
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.results import Outcome, Problem
-from tests.unit.scripted_api import Clock, Components, ScriptedApi, components, ok
+from tests.unit.scripted_api import CONFLICT, Clock, Components, ScriptedApi, components, created, ok
 from tests.unit.ssa.field_sets import stored
 
 pytestmark = pytest.mark.anyio
@@ -333,3 +334,60 @@ async def test_a_removal_refused_by_an_open_circuit_can_be_abandoned(tmp_path: P
         api.add(("apply ProxyRegistration", ok(marked)))
         await world.registrar.abandon(one.uid)
         assert world.registrar.orphaned_uids(one.proxy, None) == (one.uid,)
+
+
+async def test_a_confirmation_is_of_exactly_the_version_that_was_read(tmp_path: Path) -> None:
+    """Another writer's newer entry is never called confirmed by an older reconcile."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        one = world.proxy("one", is_confirmed=False)
+        api.add(("apply ProxyRegistration/status", CONFLICT))
+        with pytest.raises(ConflictError):
+            await world.registrar.register(one)
+    metadata = api.body("apply ProxyRegistration/status")["metadata"]
+    assert metadata["resourceVersion"] == "1"
+    assert api.body("apply ProxyRegistration/status")["status"] == {"confirmedGeneration": 1}
+
+
+async def test_a_hostname_that_another_proxy_has_is_not_published(tmp_path: Path) -> None:
+    """Whether the store shows the claim or the API server does: no call of the registry, and the entry has no name."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        holder = world.proxy("holder", is_confirmed=True)
+        late = Record("uid-late", 1, Key("team-b", "late"), holder.hostname, "192.0.2.2", ())
+        api.add(("apply ProxyRegistration", created()))
+        result = await world.registrar.register(late)
+        assert result.problem is not None
+        assert result.problem.reason == HOSTNAME_TAKEN
+        assert "hostname" not in api.body("apply ProxyRegistration")["spec"]
+        assert world.dns.calls == 0
+        # The same where only the API server knows the claim.
+        unknown = Record("uid-other", 1, Key("team-c", "other"), "unknown.example.com", "192.0.2.3", ())
+        theirs = stored(world.claims._desired("unknown.example.com", late.proxy, late.uid), uid="claim-of-late")
+        api.add(("apply HostnameClaim", CONFLICT), ("get HostnameClaim", ok(theirs)))
+        api.add(("apply ProxyRegistration", created()))
+        result = await world.registrar.register(unknown)
+        assert result.problem is not None
+        assert result.problem.reason == HOSTNAME_TAKEN
+        assert world.dns.calls == 0
+
+
+@pytest.mark.parametrize(("count", "calls"), [(RETIRING_LIMIT - 1, 0), (RETIRING_LIMIT, RETIRING_LIMIT)])
+async def test_many_retiring_names_are_removed_before_another_one_is_published(
+    tmp_path: Path, count: int, calls: int
+) -> None:
+    """An entry can list 64 names: with a registry that is down, 32 are the most that may be added to."""
+    api = ScriptedApi()
+    async with a_world(tmp_path, api) as world:
+        record = world.proxy("one", is_confirmed=True)
+        known = world.store.get(PROXY_REGISTRATION, Key(NAMESPACE, f"proxy-{record.uid}"))
+        assert known is not None
+        retiring = [{"registry": "dns", "hostname": f"h{number}.example.com"} for number in range(count)]
+        known["metadata"]["resourceVersion"] = "2"
+        known["spec"]["retiring"] = retiring
+        world.store.learn(PROXY_REGISTRATION, known)
+        moved = replace(record, generation=2)
+        removed = await world.registrar._remove_excess_retiring(moved, "dns")
+        assert len(removed) == calls
+        assert world.dns.calls == calls
+        assert removed <= {Name("dns", each["hostname"]) for each in retiring}

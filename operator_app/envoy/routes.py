@@ -1,0 +1,358 @@
+"""Envoy's routes: which request of an HTTP listener goes where, and what is changed on the way. Pure.
+
+Route precedence
+----------------
+
+Of all routes of an HTTP listener that match a request, the first by this order answers (as Gateway API orders the
+matches of an HTTPRoute):
+
+| step | compared | first |
+|---|---|---|
+| 1 | host | an exact host, then a longer ``*.`` wildcard, then a shorter one, then a route without hosts |
+| 2 | path | ``pathExact``, then a longer ``pathPrefix``, then a shorter one, then a route without path |
+| 3 | method | a route with ``method``, then one without |
+| 4 | headers | more entries of ``headers`` before fewer |
+| 5 | query | more entries of ``queryParams`` before fewer |
+| 6 | place | the order of declaration |
+
+A request for ``shop.example.com`` that matches none of its own routes can therefore match a route of ``*.example.com``.
+Hosts are compared without port, trailing dot and case; ``*.example.com`` matches one or more labels before
+``.example.com``, but not ``example.com``. Paths are compared without query, after percent-decoding of unreserved
+characters and resolution of ``//``, ``/./`` and ``/../``. ``pathPrefix`` matches whole segments: ``/api`` and ``/api/``
+both match ``/api``, ``/api/`` and ``/api/v1``, but not ``/apiary`` (as Gateway API's ``PathPrefix``). Envoy answers a
+request that matches no route with 404.
+
+A declared route may need several of Envoy's, which then follow each other: a prefix that is rewritten to ``/`` matches
+the prefix itself and what is below it separately, since Envoy would make ``//v1`` of ``/api/v1``; and retries of
+methods that may not be repeated are those of requests that were not sent yet.
+
+The filters that routes use are listed in every listener (:func:`filters`), disabled unless a route configures them, so
+that no edit of a route changes a listener.
+"""
+
+import json
+from collections.abc import Iterator
+from ipaddress import ip_network
+from typing import Final
+
+from operator_app.api.fields import duration_s
+from operator_app.api.routes import (
+    Access,
+    Cors,
+    FixedResponse,
+    HeaderChanges,
+    Method,
+    RateLimit,
+    Redirect,
+    Retries,
+    RetryOn,
+    Route,
+    RouteMatch,
+)
+from operator_app.envoy.clusters import CONNECTION_FAILURES, REPEATABLE, cluster_name
+from operator_app.envoy.messages import Message, extension, router
+
+_UNSENT: Final = "connect-failure,refused-stream,reset-before-request"
+"""Failures after which the backend can't have seen the request."""
+
+_RETRY_ON: Final = {
+    RetryOn.CONNECTION: CONNECTION_FAILURES,
+    RetryOn.GATEWAY_ERROR: "gateway-error",
+    RetryOn.SERVER_ERROR: "5xx",
+}
+
+_CORS: Final = "envoy.filters.http.cors"
+_ACCESS: Final = "envoy.filters.http.rbac"
+_RATE_LIMIT: Final = "envoy.filters.http.local_ratelimit"
+
+_REDIRECT_CODES: Final = {
+    301: "MOVED_PERMANENTLY",
+    302: "FOUND",
+    303: "SEE_OTHER",
+    307: "TEMPORARY_REDIRECT",
+    308: "PERMANENT_REDIRECT",
+}
+
+
+def filters() -> list[Message]:
+    """The HTTP filters of every listener. All but the router are off unless the route configures them."""
+    optional = [
+        extension(_CORS, "filters.http.cors.v3.Cors"),
+        extension(_ACCESS, "filters.http.rbac.v3.RBAC"),
+        extension(_RATE_LIMIT, "filters.http.local_ratelimit.v3.LocalRateLimit", stat_prefix="route"),
+    ]
+    return [*(each | {"disabled": True} for each in optional), router()]
+
+
+def virtual_hosts_bytes(routes: tuple[Route, ...]) -> int:
+    """The length in bytes of :func:`virtual_hosts` as compact JSON in ASCII.
+
+    Computed without building them: a route that several virtual hosts share is encoded once.
+    """
+    by_rank, sharing = _shared_routes(routes)
+    # Each virtual host, and each route, is followed by a comma or by the bracket that closes its list.
+    route_bytes = [sum(_json_bytes(entry) + 1 for entry in _entries(route)) for route in by_rank]
+    return 1 + sum(
+        _json_bytes(_virtual_host(domains)) + sum(route_bytes[position] for position in served)
+        for served, domains in sharing.items()
+    )
+
+
+def virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
+    """The virtual hosts of a listener, one for all domains that have the same routes in the same order.
+
+    Virtual hosts that serve the same route contain the same object.
+    """
+    by_rank, sharing = _shared_routes(routes)
+    rendered = [list(_entries(route)) for route in by_rank]
+    return [
+        _virtual_host(domains) | {"routes": [entry for position in served for entry in rendered[position]]}
+        for served, domains in sharing.items()
+    ]
+
+
+def _virtual_host(domains: list[str]) -> Message:
+    return {"name": domains[0], "domains": domains, "routes": []}
+
+
+def _shared_routes(routes: tuple[Route, ...]) -> tuple[list[Route], dict[tuple[int, ...], list[str]]]:
+    """``routes`` in the order of their rank, and for the positions that a virtual host serves, its domains.
+
+    Envoy searches only the virtual host with the most specific domain, so each one also serves the routes of every
+    wildcard that covers its domains. Sharing bounds the size, which would else grow with hosts times routes.
+    """
+    by_rank = sorted(routes, key=_rank)
+    by_host: dict[str, list[int]] = {}
+    for position, route in enumerate(by_rank):
+        for host in _hosts(route):
+            by_host.setdefault(host, []).append(position)
+    sharing: dict[tuple[int, ...], list[str]] = {}
+    for domain in sorted(by_host):
+        served = dict.fromkeys(position for host in _covering(domain) for position in by_host.get(host, ()))
+        sharing.setdefault(tuple(served), []).append(domain)
+    return by_rank, sharing
+
+
+def _json_bytes(message: Message) -> int:
+    return len(json.dumps(message, separators=(",", ":")))
+
+
+def _covering(domain: str) -> Iterator[str]:
+    """``domain`` (a host or a wildcard), then every wildcard that covers it, the most specific first."""
+    yield domain
+    for position, character in enumerate(domain):
+        if character == "." and domain[:position] != "*":
+            yield "*" + domain[position:]
+    yield "*"
+
+
+def _rank(route: Route) -> tuple[bool, int, bool, int, int]:
+    """Sort key for the routes of one host, see the module's table.
+
+    The sort is stable, so routes of equal rank keep the order of declaration.
+    """
+    match = _match(route)
+    exact, prefix = _path(match)
+    return exact is None, -len(prefix), match.method is None, -len(match.headers), -len(match.query_params)
+
+
+def _match(route: Route) -> RouteMatch:
+    return route.match or RouteMatch()
+
+
+def _hosts(route: Route) -> tuple[str, ...]:
+    return tuple(host.lower() for host in route.hosts) or ("*",)
+
+
+def _path(match: RouteMatch) -> tuple[str | None, str]:
+    """The exact path or ``None``, then the prefix without its trailing slash, empty if the route has none."""
+    return match.path_exact, (match.path_prefix or "").rstrip("/")
+
+
+def _entries(route: Route) -> Iterator[Message]:
+    """Envoy's routes for one of the spec."""
+    match = _match(route)
+    others = [_header(":method", match.method)] if match.method else []
+    others += [_header(each.name, each.value) for each in match.headers]
+    queries = {"query_parameters": [_query(each.name, each.value) for each in match.query_params]}
+    common = {name: value for name, value in queries.items() if value} | _changes(route)
+    replacement = route.prefix_rewrite or (route.redirect.prefix if route.redirect else None)
+    for path, rewrite in _paths(match, replacement):
+        if route.cors and match.method:
+            preflight = [_header(":method", "OPTIONS"), _header("access-control-request-method", match.method)]
+            yield _entry(path, preflight, common, _answer(route, rewrite, _retry_policy(route.retries)))
+        if route.retries is None or match.method:
+            policy = _retry_policy(route.retries, is_repeatable=match.method in REPEATABLE)
+            yield _entry(path, others, common, _answer(route, rewrite, policy))
+        else:
+            once = [_header(":method", each.value) | {"invert_match": True} for each in REPEATABLE]
+            unsent = _retry_policy(route.retries, is_repeatable=False)
+            yield _entry(path, [*once, *others], common, _answer(route, rewrite, unsent))
+            yield _entry(path, others, common, _answer(route, rewrite, _retry_policy(route.retries)))
+
+
+def _entry(path: Message, headers: list[Message], common: Message, answer: Message) -> Message:
+    queries = {name: value for name, value in common.items() if name == "query_parameters"}
+    changes = {name: value for name, value in common.items() if name != "query_parameters"}
+    return {"match": path | queries | ({"headers": headers} if headers else {})} | changes | answer
+
+
+def _header(name: str, value: str | None) -> Message:
+    return {"name": name, "present_match": True} if value is None else {"name": name, "string_match": {"exact": value}}
+
+
+def _query(name: str, value: str | None) -> Message:
+    return {"name": name, "present_match": True} if value is None else {"name": name, "string_match": {"exact": value}}
+
+
+def _paths(match: RouteMatch, replacement: str | None) -> Iterator[tuple[Message, str | None]]:
+    """The matches of a path, each with what replaces the matched part; ``None``: nothing does."""
+    exact, prefix = _path(match)
+    target = None if replacement is None else replacement.rstrip("/")
+    if exact is not None:
+        yield {"path": exact}, None
+    elif not prefix:
+        yield {"prefix": "/"}, None if target is None else f"{target}/"
+    elif target == "":
+        # Envoy puts the rest of the path behind what it replaces: /api/v1 would become //v1.
+        yield {"path": prefix}, "/"
+        yield {"prefix": f"{prefix}/"}, "/"
+    else:
+        yield {"path_separated_prefix": prefix}, target
+
+
+def _answer(route: Route, rewrite: str | None, retry_policy: Message | None) -> Message:
+    """What becomes of a matched request."""
+    if route.redirect is not None:
+        return {"redirect": _redirect(route.redirect, rewrite)}
+    if route.response is not None:
+        return _response(route.response)
+    action: Message = {
+        # Envoy's default of 15 s for a whole response would cut downloads, event streams and WebSockets.
+        "timeout": f"{duration_s(route.timeout):g}s" if route.timeout else "0s",
+        "idle_timeout": f"{duration_s(route.idle_timeout):g}s" if route.idle_timeout else None,
+        "prefix_rewrite": rewrite,
+        "host_rewrite_literal": route.host_rewrite,
+        "retry_policy": retry_policy,
+    }
+    if route.backends:
+        weights = [{"name": cluster_name(each.name), "weight": each.weight} for each in route.backends]
+        action["weighted_clusters"] = {"clusters": weights}
+    elif route.backend:
+        action["cluster"] = cluster_name(route.backend)
+    if route.mirror:
+        share = {"default_value": {"numerator": route.mirror.percent, "denominator": "HUNDRED"}}
+        mirror = {"cluster": cluster_name(route.mirror.backend), "runtime_fraction": share}
+        # Else the copy would have another host, which many backends answer with 404.
+        action["request_mirror_policies"] = [mirror | {"disable_shadow_host_suffix_append": True}]
+    return {"route": {name: value for name, value in action.items() if value is not None}}
+
+
+def _retry_policy(retries: Retries | None, *, is_repeatable: bool = True) -> Message | None:
+    """The policy of a route; ``None`` where that of the cluster applies."""
+    if retries is None:
+        return None
+    conditions = retries.on or (RetryOn.CONNECTION, RetryOn.GATEWAY_ERROR)
+    declared = ",".join(_RETRY_ON[each] for each in RetryOn if each in conditions)
+    policy: Message = {"retry_on": declared if is_repeatable else _UNSENT, "num_retries": retries.attempts}
+    if retries.per_try_timeout:
+        policy["per_try_timeout"] = f"{duration_s(retries.per_try_timeout):g}s"
+    return policy
+
+
+def _redirect(redirect: Redirect, rewrite: str | None) -> Message:
+    action: Message = {
+        "scheme_redirect": redirect.scheme.value if redirect.scheme else None,
+        "host_redirect": redirect.host,
+        "port_redirect": redirect.port,
+        "path_redirect": redirect.path,
+        "prefix_rewrite": rewrite,
+        "response_code": _REDIRECT_CODES[redirect.status],
+    }
+    return {name: value for name, value in action.items() if value is not None}
+
+
+def _response(response: FixedResponse) -> Message:
+    answer: Message = {"status": response.status}
+    return {"direct_response": answer | ({"body": {"inline_string": response.body}} if response.body else {})}
+
+
+def _changes(route: Route) -> Message:
+    """Changes of headers and the configuration of filters, as members of a route."""
+    changes: Message = {}
+    for name, declared in (("request", route.request_headers), ("response", route.response_headers)):
+        added, removed = _header_changes(declared)
+        if name == "response" and route.response is not None and route.response.body:
+            added = [_added("content-type", route.response.content_type, "OVERWRITE_IF_EXISTS_OR_ADD"), *added]
+        changes[f"{name}_headers_to_add"] = added
+        changes[f"{name}_headers_to_remove"] = removed
+    configs = {
+        _CORS: _cors(route.cors) if route.cors else None,
+        _ACCESS: _access(route.access) if route.access else None,
+        _RATE_LIMIT: _rate_limit(route.rate_limit) if route.rate_limit else None,
+    }
+    changes["typed_per_filter_config"] = {name: value for name, value in configs.items() if value is not None}
+    return {name: value for name, value in changes.items() if value}
+
+
+def _header_changes(declared: HeaderChanges | None) -> tuple[list[Message], list[str]]:
+    if declared is None:
+        return [], []
+    added = [_added(each.name, each.value, "OVERWRITE_IF_EXISTS_OR_ADD") for each in declared.set]
+    added += [_added(each.name, each.value, "APPEND_IF_EXISTS_OR_ADD") for each in declared.add]
+    return added, list(declared.remove)
+
+
+def _added(name: str, value: str, action: str) -> Message:
+    # A value is a format string of Envoy, in which %% stands for a percent sign.
+    return {"header": {"key": name, "value": value.replace("%", "%%")}, "append_action": action}
+
+
+def _cors(cors: Cors) -> Message:
+    fields: Message = {
+        # Envoy compares with the origin and with *, so an exact * takes every origin.
+        "allow_origin_string_match": [{"exact": each} for each in cors.origins],
+        "allow_methods": ", ".join(cors.methods or (Method.GET, Method.HEAD, Method.POST)),
+        "allow_headers": ", ".join(cors.headers),
+        "expose_headers": ", ".join(cors.expose_headers),
+        "max_age": f"{duration_s(cors.max_age):.0f}" if cors.max_age else "",
+        "allow_credentials": cors.credentials or None,
+        # A preflight that is not granted gets no CORS header, and does not reach the backend.
+        "forward_not_matching_preflights": False,
+    }
+    kept = {name: value for name, value in fields.items() if value not in ("", None)}
+    return extension(_CORS, "filters.http.cors.v3.CorsPolicy", **kept)["typed_config"]  # type: ignore[no-any-return]
+
+
+def _access(access: Access) -> Message:
+    """Allows the requests of clients that are allowed and not denied."""
+    allowed: Message = {"or_ids": {"ids": [_client(each) for each in access.allow]}} if access.allow else {"any": True}
+    principal = allowed
+    if access.deny:
+        denied = {"not_id": {"or_ids": {"ids": [_client(each) for each in access.deny]}}}
+        principal = {"and_ids": {"ids": [allowed, denied]}}
+    policy = {"permissions": [{"any": True}], "principals": [principal]}
+    rules = {"action": "ALLOW", "policies": {"clients": policy}}
+    return extension(_ACCESS, "filters.http.rbac.v3.RBACPerRoute", rbac={"rules": rules})["typed_config"]  # type: ignore[no-any-return]
+
+
+def _client(cidr: str) -> Message:
+    network = ip_network(cidr)
+    return {"remote_ip": {"address_prefix": str(network.network_address), "prefix_len": network.prefixlen}}
+
+
+def _rate_limit(limit: RateLimit) -> Message:
+    always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
+    bucket = {
+        "max_tokens": limit.burst or limit.requests,
+        "tokens_per_fill": limit.requests,
+        "fill_interval": f"{limit.per.seconds}s",
+    }
+    return extension(  # type: ignore[no-any-return]
+        _RATE_LIMIT,
+        "filters.http.local_ratelimit.v3.LocalRateLimit",
+        stat_prefix="route",
+        token_bucket=bucket,
+        filter_enabled=always,
+        filter_enforced=always,
+    )["typed_config"]

@@ -1,0 +1,524 @@
+"""One proxy in a crowd: what other writers may do to its children, and what must hold after each of their steps.
+
+A step is a value whose ``repr`` reads as a sentence, so that a failing history is its own example. The expectation is
+taken from the API server's answers to the other writers and never from the operator: what was in a child beside our
+declaration right after their write is there for ever, until they remove it themselves.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, Value
+from operator_app.desired import child_key
+from tests.e2e.apply.admission import ANNOTATION
+from tests.e2e.apply.foreign_bytes import Bytes, declared_leaves, foreign_bytes, pointer, value_at
+from tests.e2e.kube import Kube, KubeError, NotThere, PatchType
+from tests.e2e.operator_process import OperatorProcess
+from tests.e2e.proxies import a_proxy, condition, content_of, declared_children, drift_of, holds, wait_reconciled
+
+SETTLE_TIMEOUT_S: Final = 60.0
+REFUSED_TIMEOUT_S: Final = 20.0
+BYSTANDER: Final = "bystander"
+POLL_S: Final = 0.05
+FLAGS: Final = ("--contention-window-s=1", "--contention-base-s=0.2", "--contention-cap-s=1")
+"""Contention is forgotten within 2 s, so that settling does not take minutes."""
+
+_ABSENT: Final = object()
+
+How = Literal["apply", "strategic-merge"]
+MANAGERS: Final = ("platform", "helm", "kubectl-client-side-apply", "before-first-apply", "operator-app", "")
+"""Names of other writers, ours among them. An apply needs a name, and one by ours would be ours."""
+
+_POD: Final = ("spec", "template", "spec")
+
+
+def _within(*path: str, value: Value) -> Object:
+    *around, last = path
+    found: Object = {last: value}
+    for name in reversed(around):
+        found = {name: found}
+    return found
+
+
+def _of_envoy(**fields: Any) -> Object:
+    return _within(*_POD, "containers", value=[{"name": "envoy"} | fields])
+
+
+def _label(number: int) -> str:
+    return f"v{number}"
+
+
+Maker = Callable[[int, str], Object]
+"""Makes what is declared, from a number and a text that tell one declaration from another."""
+
+FIELDS: Final[dict[Kind, dict[str, Maker]]] = {
+    CONFIG_MAP: {
+        "data": lambda n, text: _within("data", f"k{n}.txt", value=text),
+        "binary data": lambda n, _: _within("binaryData", f"b{n}", value="AAEC"),
+    },
+    SERVICE: {
+        "source ranges": lambda n, _: _within("spec", "loadBalancerSourceRanges", value=[f"192.0.{n}.0/24"]),
+        "affinity": lambda n, _: {
+            "spec": {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 100 + n}}}
+        },
+        "traffic policy": lambda n, _: _within("spec", "externalTrafficPolicy", value=("Local", "Cluster")[n % 2]),
+        "unready addresses": lambda n, _: _within("spec", "publishNotReadyAddresses", value=n % 2 == 0),
+        "another port": lambda n, _: _within(
+            "spec", "ports", value=[{"name": f"x{n}", "port": 9000 + n, "protocol": "TCP", "targetPort": 7000 + n}]
+        ),
+        "our port's protocol": lambda n, _: _within(
+            "spec", "ports", value=[{"port": 80, "protocol": "TCP", "appProtocol": f"example.com/p{n}"}]
+        ),
+    },
+    DEPLOYMENT: {
+        "min ready": lambda n, _: _within("spec", "minReadySeconds", value=n + 1),
+        "template annotation": lambda n, text: _within(
+            "spec", "template", "metadata", "annotations", f"example.com/t{n}", value=text
+        ),
+        "template label": lambda n, _: _within(
+            "spec", "template", "metadata", "labels", f"example.com/t{n}", value=_label(n)
+        ),
+        "host alias": lambda n, _: _within(
+            *_POD, "hostAliases", value=[{"ip": f"192.0.2.{n + 1}", "hostnames": [f"h{n}.example.com"]}]
+        ),
+        "toleration": lambda n, _: _within(*_POD, "tolerations", value=[{"key": f"k{n}", "operator": "Exists"}]),
+        "node selector": lambda n, _: _within(*_POD, "nodeSelector", f"example.com/n{n}", value=_label(n)),
+        "environment": lambda n, text: _of_envoy(env=[{"name": f"E{n}", "value": text}]),
+        "volume and mount": lambda n, _: _within(
+            *_POD,
+            value={
+                "containers": [{"name": "envoy", "volumeMounts": [{"name": f"v{n}", "mountPath": f"/v{n}"}]}],
+                "volumes": [{"name": f"v{n}", "emptyDir": {}}],
+            },
+        ),
+        "sidecar": lambda n, text: _within(
+            *_POD,
+            "containers",
+            value=[{"name": f"s{n}", "image": f"example.com/s:{n}", "env": [{"name": "TEXT", "value": text}]}],
+        ),
+        "init container": lambda n, _: _within(
+            *_POD, "initContainers", value=[{"name": f"i{n}", "image": f"example.com/i:{n}"}]
+        ),
+        "memory": lambda n, _: _of_envoy(resources={"limits": {"memory": f"{n + 1}Gi"}}),
+        "probe delay": lambda n, _: _of_envoy(readinessProbe={"initialDelaySeconds": n + 1}),
+        "liveness": lambda n, _: _of_envoy(livenessProbe={"tcpSocket": {"port": 7000 + n}}),
+        "hook": lambda _, text: _of_envoy(lifecycle={"postStart": {"exec": {"command": ["echo", text]}}}),
+        "group of files": lambda n, _: _within(*_POD, "securityContext", "fsGroup", value=1000 + n),
+    },
+}
+"""What others may declare on a child of each kind, beside the metadata that all kinds share."""
+
+METADATA: Final[dict[str, Maker]] = {
+    "annotation": lambda n, text: _within("metadata", "annotations", f"example.com/a{n}", value=text),
+    "label": lambda n, _: _within("metadata", "labels", f"example.com/l{n}", value=_label(n)),
+    "finalizer": lambda n, _: _within("metadata", "finalizers", value=[f"example.com/f{n}"]),
+}
+
+REPLACED: Final[Mapping[Kind, Mapping[str, list[Object]]]] = {
+    SERVICE: {
+        "port renumbered": [{"op": "replace", "path": "/spec/ports/0/port", "value": 81}],
+        "port by UDP": [{"op": "replace", "path": "/spec/ports/0/protocol", "value": "UDP"}],
+    },
+    DEPLOYMENT: {
+        what: [{"op": "replace", "path": f"/spec/template/spec/{path}", "value": value}]
+        for what, path, value in (
+            ("env by value", "containers/0/env/0", {"name": "POD_NAME", "value": "me"}),
+            ("probe by command", "containers/0/readinessProbe", {"exec": {"command": ["true"]}}),
+            ("hook by sleep", "containers/0/lifecycle/preStop", {"sleep": {"seconds": 1}}),
+            ("volume by another", "volumes/0", {"name": "config", "emptyDir": {}}),
+            ("port renumbered", "containers/0/ports/0/containerPort", 10081),
+        )
+    },
+    CONFIG_MAP: {"all data": [{"op": "replace", "path": "/data", "value": {"envoy.json": "{}"}}]},
+}
+"""Edits that put something foreign where it excludes a declared field, so that the API server refuses our apply."""
+
+
+@dataclass(frozen=True)
+class Declare:
+    """Another writer puts fields of its own on a child."""
+
+    kind: Kind
+    what: str
+    number: int
+    text: str
+    manager: str
+    how: How
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Another writer gives up everything that it has applied to a child."""
+
+    kind: Kind
+    manager: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another writer changes or removes a field of ours; ``drop`` removes it."""
+
+    kind: Kind
+    path: str
+    drop: bool
+    manager: str
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Another writer puts something in the place of a field of ours that excludes it."""
+
+    kind: Kind
+    what: str
+    manager: str
+
+
+@dataclass(frozen=True)
+class WipeOwnership:
+    """Another writer removes all managedFields of a child."""
+
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Another writer deletes a child."""
+
+    kind: Kind
+    propagation: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """From now on the operator's writes of a child are refused in this way."""
+
+    kind: Kind
+    how: str
+
+
+@dataclass(frozen=True)
+class Allow:
+    """They are not refused any more."""
+
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The proxy's author changes its spec."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The operator is killed and started again."""
+
+
+Step = Declare | Withdraw | Change | Replace | WipeOwnership | Delete | Refuse | Allow | Edit | Restart
+
+SPECS: Final[Mapping[str, Object]] = {
+    "plain": {},
+    "three": {"replicas": 3},
+    "routed": {
+        "listeners": [{"name": "http", "port": 80, "routes": [{"match": {"pathPrefix": "/x"}, "backend": "app"}]}]
+    },
+    "second port": {
+        "listeners": [
+            {"name": "http", "port": 80, "routes": [{"backend": "app"}]},
+            {"name": "tcp", "port": 5432, "protocol": "TCP", "routes": [{"backend": "app"}]},
+        ]
+    },
+    "limited": {"resources": {"limits": {"cpu": "1"}}},
+    "annotated": {"service": {"type": "LoadBalancer", "annotations": {"example.com/ours": "1"}}},
+}
+
+
+def paths_of(kind: Kind) -> tuple[str, ...]:
+    """The paths of every leaf that the plain proxy declares on a child."""
+    proxy = _proxy("namespace", "web", "plain")
+    proxy["metadata"] |= {"uid": "uid", "generation": 1}
+    return tuple(sorted(declared_leaves(declared_children(proxy)[kind])))
+
+
+def _proxy(namespace: str, name: str, spec: str) -> Object:
+    return a_proxy(namespace, name, **({"service": {"type": "LoadBalancer"}} | deepcopy(SPECS[spec])))
+
+
+class Crowd:
+    """One proxy, its children, and other writers. Not safe for threads.
+
+    ``check`` after every step: no foreign byte is lost at any moment, and what is ours is restored, but for children
+    whose writes are refused. Raises ``AssertionError`` that names the step and the bytes.
+    """
+
+    def __init__(self, admin: Kube, namespace: str, name: str, operator: OperatorProcess) -> None:
+        self._admin = admin
+        self._operator = operator
+        self._key = Key(namespace, name)
+        self._child = child_key(self._key)
+        self._applied: dict[tuple[Kind, str], Object] = {}
+        self._foreign: dict[Kind, Bytes] = {}
+        self._uids: dict[Kind, str] = {}
+        self._refused: set[Kind] = set()
+        self._thaws = 0
+        admin.create(ENVOY_PROXY, _proxy(namespace, name, "plain"))
+        wait_reconciled(admin, self._key)
+        for kind in CHILD_KINDS:
+            self._remember(kind, admin.get(kind, self._child))
+        self._bystanders = {kind: content_of(admin.get(kind, Key(namespace, BYSTANDER))) for kind in CHILD_KINDS}
+
+    def close(self) -> None:
+        """Remove the proxy and what would hold up its children."""
+        self._admin.delete(ENVOY_PROXY, self._key)
+        for kind in CHILD_KINDS:
+            self._tolerant_patch(kind, {"metadata": {"finalizers": None}})
+
+    def take(self, step: Step) -> None:
+        """Let one step happen, and check what must hold after it."""
+        match step:
+            case Edit() | Restart():
+                self._act(step)
+            case Declare():
+                self._declare(step)
+            case Withdraw():
+                self._withdraw(step)
+            case Change():
+                self._change(step)
+            case Replace():
+                self._drift(step.kind, REPLACED[step.kind][step.what], step.manager)
+            case WipeOwnership():
+                self._tolerant_patch(step.kind, {"metadata": {"managedFields": [{}]}})
+            case Delete():
+                self._delete(step)
+            case Refuse() | Allow():
+                self._judge(step)
+        self._check(step)
+
+    def _act(self, step: Edit | Restart) -> None:
+        """What the proxy's author and the operator's process do."""
+        if isinstance(step, Restart):
+            self._operator.kill()
+            self._operator.start(*FLAGS)
+        elif not self._refused:  # what a refused child still has of an older declaration would look foreign
+            spec = _proxy(self._key.namespace, self._key.name, step.what)["spec"]
+            edit = [{"op": "replace", "path": "/spec", "value": spec}]
+            self._admin.patch(ENVOY_PROXY, self._key, edit, patch_type="json", field_manager="author")
+
+    def _judge(self, step: Refuse | Allow) -> None:
+        """What the platform's policies do."""
+        if isinstance(step, Refuse):
+            self._refuse(step)
+        else:
+            self._allow(step.kind)
+
+    def _declare(self, step: Declare) -> None:
+        live = self._admin.find(step.kind, self._child)
+        if live is None:
+            return
+        makers = FIELDS[step.kind] | METADATA
+        fragment = makers[step.what](step.number, step.text)
+        if step.how == "apply":
+            applied = _merged(self._applied.get((step.kind, step.manager), {}), fragment)
+            stored = self._try(
+                lambda: self._admin.apply(step.kind, _pinned(applied, live), field_manager=step.manager, force=True)
+            )
+            if stored is not None:
+                self._applied[step.kind, step.manager] = applied
+        else:
+            stored = self._tolerant_patch(step.kind, fragment, "strategic-merge", step.manager)
+        if stored is not None:
+            self._remember(step.kind, stored)
+
+    def _withdraw(self, step: Withdraw) -> None:
+        live = self._admin.find(step.kind, self._child)
+        if live is None or self._applied.pop((step.kind, step.manager), None) is None:
+            return
+        stored = self._try(lambda: self._admin.apply(step.kind, _pinned({}, live), field_manager=step.manager))
+        if stored is not None:
+            self._remember(step.kind, stored)
+
+    def _change(self, step: Change) -> None:
+        live = self._admin.find(step.kind, self._child)
+        if live is None:
+            return
+        path = pointer(live, step.path)
+        if path is None:
+            return
+        edit: Object = {"op": "remove", "path": path}
+        if not step.drop:
+            edit = {"op": "replace", "path": path, "value": _other(value_at(live, step.path))}
+        self._drift(step.kind, [edit], step.manager)
+
+    def _drift(self, kind: Kind, edit: list[Object], manager: str) -> None:
+        """Change what is ours: foreign bytes are from now on those that were there before and are still there."""
+        stored = self._tolerant_patch(kind, edit, "json", manager)
+        if stored is None:
+            return
+        left = self._foreign_in(kind, stored)
+        known = self._foreign[kind] if stored["metadata"]["uid"] == self._uids[kind] else {}
+        self._foreign[kind] = {path: value for path, value in known.items() if left.get(path, _ABSENT) == value}
+
+    def _delete(self, step: Delete) -> None:
+        before = self._admin.find(step.kind, self._child)
+        if before is None or step.kind in self._refused:
+            return
+        self._tolerant_patch(step.kind, {"metadata": {"finalizers": None}})
+        self._foreign[step.kind] = {}
+        for each in [each for each in self._applied if each[0] == step.kind]:
+            del self._applied[each]
+        try:
+            self._admin.delete(step.kind, self._child, propagation=step.propagation)
+        except NotThere:
+            return
+        self._admin.wait_gone(step.kind, self._child, uid=before["metadata"]["uid"], timeout_s=SETTLE_TIMEOUT_S)
+
+    def _refuse(self, step: Refuse) -> None:
+        """The annotation is a foreign byte as well. A drift makes the operator write, and be refused."""
+        stored = self._tolerant_patch(step.kind, {"metadata": {"annotations": {ANNOTATION: step.how}}})
+        if stored is None:
+            return
+        self._refused.add(step.kind)
+        self._remember(step.kind, stored)
+        self._touch_ours(step.kind)
+        deadline_mono = time.monotonic() + REFUSED_TIMEOUT_S
+        while condition(self._admin.get(ENVOY_PROXY, self._key), "Reconciled").get("status") == "True":
+            assert time.monotonic() < deadline_mono, f"{step} is not told: {self._admin.get(ENVOY_PROXY, self._key)}"
+            time.sleep(POLL_S)
+
+    def _allow(self, kind: Kind) -> None:
+        """Another drift makes the next apply another one; else a refusal by a policy is tried again in a minute."""
+        if kind not in self._refused:
+            return
+        stored = self._tolerant_patch(kind, {"metadata": {"annotations": {ANNOTATION: None}}})
+        self._refused.discard(kind)
+        if stored is not None:
+            self._remember(kind, stored)
+        self._touch_ours(kind)
+
+    def _touch_ours(self, kind: Kind) -> None:
+        self._thaws += 1
+        self._tolerant_patch(kind, {"metadata": {"labels": {"app.kubernetes.io/component": f"drift-{self._thaws}"}}})
+
+    # --- checks
+
+    def _check(self, step: Step) -> None:
+        deadline_mono = time.monotonic() + SETTLE_TIMEOUT_S
+        while True:
+            self._check_foreign(step)
+            wrong = self._wrong()
+            if not wrong:
+                break
+            assert time.monotonic() < deadline_mono, f"after {step} not restored: {wrong}\n{self._told()}"
+            time.sleep(POLL_S)
+        self._check_foreign(step)
+        for kind in CHILD_KINDS:
+            self._remember_new(kind)
+        for kind, before in self._bystanders.items():
+            assert content_of(self._admin.get(kind, Key(self._key.namespace, BYSTANDER))) == before, (step, kind)
+
+    def _check_foreign(self, step: Step) -> None:
+        for kind in CHILD_KINDS:
+            live = self._admin.find(kind, self._child)
+            if live is None or live["metadata"]["uid"] != self._uids[kind]:
+                # Only whoever deletes a child may be rid of it, and a child anew has nothing foreign yet.
+                assert isinstance(step, Delete), f"{kind} is gone after {step}"
+                continue
+            found = self._foreign_in(kind, live)
+            lost = {path: value for path, value in self._foreign[kind].items() if found.get(path, _ABSENT) != value}
+            assert not lost, f"after {step} foreign bytes of the {kind} are lost: {lost}\n{self._told()}"
+
+    def _wrong(self) -> list[str]:
+        """What of ours is not restored; refused children may hold anything."""
+        proxy = self._admin.get(ENVOY_PROXY, self._key)
+        waiting = self._refused | ({DEPLOYMENT} if CONFIG_MAP in self._refused else set())
+        try:
+            drift = drift_of(self._admin, self._key)
+        except NotThere as error:
+            return [str(error)]
+        wrong = [f"{kind}: {path}" for kind, paths in drift.items() if kind not in waiting for path in paths]
+        if not waiting and not holds("Reconciled")(proxy):
+            wrong.append(f"status: {condition(proxy, 'Reconciled')}")
+        return wrong
+
+    def _told(self) -> str:
+        return f"{self._admin.get(ENVOY_PROXY, self._key).get('status')}\n{self._operator.log_text()[-4000:]}"
+
+    def _remember(self, kind: Kind, stored: Object) -> None:
+        self._uids[kind] = stored["metadata"]["uid"]
+        self._foreign[kind] = self._foreign_in(kind, stored)
+
+    def _remember_new(self, kind: Kind) -> None:
+        """Begin anew with a child that replaced a deleted one."""
+        live = self._admin.find(kind, self._child)
+        if live is not None and live["metadata"]["uid"] != self._uids[kind]:
+            self._remember(kind, live)
+
+    def _foreign_in(self, kind: Kind, live: Object) -> Bytes:
+        declared = declared_children(self._admin.get(ENVOY_PROXY, self._key))[kind]
+        return foreign_bytes(live, declared)
+
+    # --- requests that may be refused, because the step before has left something else than the step expects
+
+    def _try(self, send: Callable[[], Object]) -> Object | None:
+        try:
+            return send()
+        except KubeError as error:
+            if error.code not in {404, 409, 422}:
+                raise
+            return None
+
+    def _tolerant_patch(
+        self, kind: Kind, patch: Object | list[Object], patch_type: PatchType = "merge", manager: str = "somebody"
+    ) -> Object | None:
+        return self._try(
+            lambda: self._admin.patch(kind, self._child, patch, patch_type=patch_type, field_manager=manager)
+        )
+
+
+def _pinned(applied: Object, live: Object) -> Object:
+    """``applied`` as the whole configuration of a manager, for exactly this object."""
+    identity = {name: live["metadata"][name] for name in ("name", "namespace", "uid")}
+    metadata = applied.get("metadata", {}) | identity
+    return {"apiVersion": live["apiVersion"], "kind": live["kind"]} | applied | {"metadata": metadata}
+
+
+def _merged(before: Value, more: Value) -> Value:
+    """Both configurations as one; where they exclude each other, the second."""
+    if isinstance(before, dict) and isinstance(more, dict):
+        return before | {name: _merged(before.get(name), value) for name, value in more.items()}
+    if isinstance(before, list) and isinstance(more, list) and before and isinstance(before[0], dict):
+        items = {_key(item): item for item in before}
+        items |= {_key(item): _merged(items.get(_key(item)), item) for item in more}
+        return list(items.values())
+    return deepcopy(more)
+
+
+def _key(item: Object) -> tuple[Any, ...]:
+    names = ("mountPath",) if "mountPath" in item else ("port", "name", "ip", "key")
+    return tuple(item.get(name) for name in names)[: 1 if "port" in item else None]
+
+
+def _other(value: Value) -> Value:
+    """Another value of the same type, which the API server need not accept."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1
+        case str():
+            return _OTHER.get(value, f"{value}-x")
+        case _:
+            return [*value, "x"]
+
+
+_OTHER: Final = {
+    "LoadBalancer": "NodePort",
+    "TCP": "UDP",
+    "25%": "26%",
+    "HTTP": "HTTPS",
+    "RuntimeDefault": "Unconfined",
+}

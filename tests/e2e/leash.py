@@ -1,0 +1,20 @@
+"""Ends this process once the process that started it has ended, however: ``kill -9`` included."""
+
+import os
+import signal
+import threading
+import time
+from typing import Final
+
+CHECK_INTERVAL_S: Final = 1.0
+
+
+def hold() -> None:
+    """From now on, SIGTERM is sent to this process within about a second of its parent's end."""
+    threading.Thread(target=_terminate_after, args=(os.getppid(),), daemon=True).start()
+
+
+def _terminate_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(CHECK_INTERVAL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
