@@ -19,8 +19,12 @@ MAX_DOWNSTREAM_CONNECTIONS: Final = 10_000
 def bootstrap(spec: EnvoyProxySpec, *, listeners_file: str, clusters_file: str) -> Message:
     """The bootstrap of the proxy that ``spec`` declares; the two files are keys of its ConfigMap.
 
-    Of ``spec`` it depends on the names of HTTP listeners alone: the proxy is ready once the routes of each are loaded.
+    Of ``spec`` it depends on the names of HTTP listeners, since the proxy is ready once the routes of each are loaded,
+    and on whether it serves metrics.
     """
+    listeners = [internal.readiness_listener()]
+    if spec.has_metrics:
+        listeners.append(internal.metrics_listener())
     http = sorted(listener_name(each) for each in spec.listeners if each.protocol is Protocol.HTTP)
     return {
         "admin": internal.admin_interface(),
@@ -38,7 +42,7 @@ def bootstrap(spec: EnvoyProxySpec, *, listeners_file: str, clusters_file: str) 
             "cds_config": mounted_file(clusters_file),
         },
         "static_resources": {
-            "listeners": [internal.readiness_listener()],
+            "listeners": listeners,
             "clusters": internal.clusters(http),
         },
     }

@@ -134,11 +134,16 @@ class Node:
     @contextmanager
     def unreachable(self, address: str) -> Iterator[None]:
         """In this block there is no way from the node to a Pod; probes fail, too."""
-        subprocess.run(self.command("ip", "route", "add", "unreachable", address), check=True)
+        show = self.command("ip", "route", "show", address)
+        before = subprocess.run(show, capture_output=True, text=True, check=True).stdout.split()
+        unreachable = ("unreachable", address)
+        subprocess.run(self.command("ip", "route", "replace", *unreachable), check=True)
         try:
             yield
         finally:
-            subprocess.run(self.command("ip", "route", "delete", "unreachable", address), check=True)
+            subprocess.run(self.command("ip", "route", "delete", *unreachable), check=True)
+            if before:
+                subprocess.run(self.command("ip", "route", "replace", *before), check=True)
 
     def command(self, *command: str) -> list[str]:
         """The words that run a command inside the node, for people and for tests that look closely."""
