@@ -100,6 +100,10 @@ histories: $(STAMP) ## EXAMPLES=50 random histories of users, other writers, pol
 	@STATE_MACHINE_EXAMPLES=$(EXAMPLES) FOREIGN_EXAMPLES=$(EXAMPLES) $(PYTEST) \
 	  tests/e2e/apply/test_state_machine.py tests/e2e/apply/test_foreign_bytes.py $(ARGS)
 
+.PHONY: mutants
+mutants: $(STAMP) ## Wrong versions of the modules that carry the guarantees, against their unit tests (a quarter of an hour)
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
 .PHONY: faults
 faults: $(STAMP) ## Every fault at every point, a quarter of an hour; writes docs/reliability.md
 	@$(BIN)/python -m tests.e2e.faults

@@ -31,15 +31,18 @@ from operator_app.observability.logs import configure_logging
 from operator_app.preflight import read_cluster_uid
 from operator_app.registration.audit import (
     Finding,
+    FindingKind,
     as_json,
     findings,
     fix,
     orphans,
     outside_entries,
     refusal,
+    resting,
     survey,
     table,
 )
+from operator_app.registration.ledger import proxy_of
 from operator_app.registration.plugins import open_registries
 from operator_app.registration.registrar import Registries
 from operator_app.settings import ENV_PREFIX, Settings
@@ -184,7 +187,13 @@ async def _audited(settings: Settings, is_fixing: bool, is_json: bool) -> int:  
         # The registries first: a record of no proxy that exists afterwards belongs to a deleted proxy.
         outside, failed = await outside_entries(registries)
         seen = await _while_throttled(
-            lambda: survey(cluster, outside, namespace=settings.namespace, namespaces=settings.namespaces)
+            lambda: survey(
+                cluster,
+                outside,
+                namespace=settings.namespace,
+                namespaces=settings.namespaces,
+                apexes=settings.dns_zones,
+            )
         )
         left = found = findings(seen)
         for name, error in failed.items():
@@ -199,10 +208,13 @@ async def _audited(settings: Settings, is_fixing: bool, is_json: bool) -> int:  
     if is_json:
         sys.stdout.write(as_json(seen, found, left, failed))
         return 1 if left or failed else 0
-    for removed in (each for each in found if each not in left):
-        print(f"removed: {removed.kind.value} {removed.registry} {removed.name}")
+    for fixed in (each for each in found if each not in left):
+        verb = "repaired" if fixed.kind is FindingKind.NEWER_RECORD else "removed"
+        print(f"{verb}: {fixed.kind.value} {fixed.registry} {fixed.name}")
     for name, entries in orphans(seen).items():
-        print(f"kept by deletionPolicy Orphan: {len(entries)} of namespace {name}")
+        print(f"kept by deletionPolicy Orphan: {len(entries)} of tenant {name}")
+    for claim in resting(seen):
+        print(f"rests since {claim['spec']['releasedAt']}: {claim['metadata']['name']}, of {proxy_of(claim)}")
     print(f"{len(seen.proxies)} proxies, {len(seen.entries)} records, {len(found)} findings, {len(left)} left")
     return 1 if left or failed else 0
 

@@ -27,7 +27,7 @@ from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.drift_events import Reporter
 from operator_app.controller.periodic_audit import PeriodicAudit
 from operator_app.controller.resync_loop import ResyncLoop
-from operator_app.controller.scopes import INDEXES, KEPT, Scope, Scopes
+from operator_app.controller.scopes import KEPT, Scope, Scopes, indexes_of
 from operator_app.controller.sight import Sight
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
@@ -51,11 +51,13 @@ from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
 from operator_app.registration.plugins import open_registries
+from operator_app.registration.policy import Policies
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.results import Outcome, ReconcileResult
 from operator_app.settings import Settings
+from operator_app.sharding.election import ShardTransition
 from operator_app.sharding.elector import SELECTOR, Elector
-from operator_app.sharding.leases import LeaseTimes, ShardTransition
+from operator_app.sharding.leases import LeaseTimes
 from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
 
@@ -199,7 +201,7 @@ class Operator:
         self._sight = Sight(settings.watch_stale_s)
         self._blind_since: datetime | None = None
         self._has_released = anyio.Event()
-        self._store = Store(INDEXES, KEPT)
+        self._store = Store(indexes_of(settings.namespace), KEPT)
         self._scopes = Scopes(self._store, namespace=settings.namespace, namespaces=settings.namespaces)
         self._elector = self._new_elector(replica)
         self._workers = self._new_workers()
@@ -214,7 +216,9 @@ class Operator:
             self._scopes,
             self._triggers,
             self._applier,
-            PeriodicAudit(self._store, registries, metrics, namespaces=settings.namespaces),
+            PeriodicAudit(
+                self._store, registries, metrics, namespace=settings.namespace, namespaces=settings.namespaces
+            ),
             backpressure,
             metrics,
             interval_s=settings.sweep_interval_s,
@@ -300,10 +304,24 @@ class Operator:
                 on_write=self._count_write,
                 sink=sink,
             ),
-            Claims(self._applier, self._store, namespace=namespace, sink=sink),
+            Claims(
+                self._applier,
+                self._cluster,
+                self._store,
+                namespace=namespace,
+                sink=sink,
+                on_release=self._triggers.apply_own_release,
+                rest_s=self._settings.hostname_rest_s,
+                resting_limit=self._settings.kept_per_tenant,
+                tenant_of=self._triggers.tenant_of,
+                now=_now,
+            ),
             self._registries,
             Backoff(base_s=self._settings.backoff_base_s, cap_s=self._settings.backoff_cap_s, rand=random.random),
             CircuitBreaker(rand=random.random),
+            policies=Policies(self._store, self._cluster, apexes=self._settings.dns_zones),
+            orphan_limit=self._settings.kept_per_tenant,
+            tenant_of=self._triggers.tenant_of,
             mono=time.monotonic,
         )
 

@@ -415,6 +415,10 @@ class Applier:
             self._store.forget(kind, live)
         return was_there
 
+    def record_write(self, kind: Kind, outcome: Outcome) -> None:
+        """Count a write that was made beside :meth:`execute`."""
+        self._on_write(kind, outcome)
+
     def _paused(self, plan: Plan, pause_s: float) -> Result:
         contention = self._contention.contention(_subject(plan), now_mono=self._mono())
         result = skipped(plan, Problem(CONTENDED, _contended(plan, contention), ends_with_event=True))

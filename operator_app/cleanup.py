@@ -34,7 +34,7 @@ from operator_app.finalizer import Finalizer, has_finalizer
 from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
 from operator_app.kube.preconditions import pinned_version
-from operator_app.registration.registrar import Registrar
+from operator_app.registration.registrar import ADDRESS_LEFT, Registrar
 from operator_app.results import DONE, Problem, ReconcileResult
 from operator_app.status import READY, StatusWriter, condition_of, deletion_status
 
@@ -95,13 +95,19 @@ class Cleanup:
             return DONE
         key, uid = key_of(proxy), proxy["metadata"]["uid"]
         if proxy["spec"].get("deletionPolicy") == DeletionPolicy.ORPHAN:
-            failed = await self._orphan_children(proxy)
-            await self._registrar.orphan(uid)
+            failed: OperatorError | None
+            try:
+                await self._registrar.orphan(uid)
+                failed = await self._orphan_children(proxy)
+            except TerminalError as error:
+                failed = error
             if failed is not None:
                 return await self._wait(proxy, ORPHANING_FAILED, failed)
         else:
             try:
-                await self._registrar.deregister(key, uid)
+                left = await self._registrar.deregister(key, uid)
+                if left is not None:
+                    self._report(proxy, ADDRESS_LEFT, left)
             except ConflictError:
                 raise
             except OperatorError as error:
@@ -174,8 +180,9 @@ class Cleanup:
         for uid in uids:
             if uid != existing:
                 try:
-                    await self._registrar.deregister(key, uid)
-                    log.warning("orphaned_record_removed", proxy=str(key), uid=uid)
+                    left = await self._registrar.deregister(key, uid)
+                    event = "orphaned_record_removed" if left is None else "address_left"
+                    log.warning(event, proxy=str(key), uid=uid, note=left)
                 except OperatorError as error:
                     first = first or error
         return first

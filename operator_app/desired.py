@@ -34,7 +34,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.api.models import METRICS_PORT, READINESS_PORT, EnvoyProxySpec, Listener, Resources
 from operator_app.api.quantity import canonical, value_of
-from operator_app.envoy import drain, internal
+from operator_app.envoy import clusters, drain, internal
 from operator_app.envoy.files import MAX_BYTES, Files, is_file, rendered
 from operator_app.envoy.messages import CONFIG_DIRECTORY
 from operator_app.pod_placement import pod_placement
@@ -233,7 +233,16 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: 
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(f"{metadata['namespace']}/{metadata['name']}", spec, files, default_image)],
-        "volumes": [{"name": "config", "configMap": {"name": metadata["name"] + SUFFIX}}],
+        "volumes": [
+            {"name": "config", "configMap": {"name": metadata["name"] + SUFFIX}},
+            *(
+                {
+                    "name": _ca_volume(each),
+                    "secret": {"secretName": each, "items": [{"key": clusters.CA_KEY, "path": clusters.CA_KEY}]},
+                }
+                for each in _ca_secrets(spec)
+            ),
+        ],
         **pod_placement(spec, _own_selector(proxy)),
     }
 
@@ -285,12 +294,27 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_im
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "volumeMounts": [{"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True}],
+        "volumeMounts": [
+            {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
+            *(
+                {"name": _ca_volume(each), "mountPath": clusters.ca_directory(each), "readOnly": True}
+                for each in _ca_secrets(spec)
+            ),
+        ],
     }
     resources = _resources(spec.resources)
     if resources:
         container["resources"] = resources
     return container
+
+
+def _ca_secrets(spec: EnvoyProxySpec) -> list[str]:
+    """The Secrets with the authorities of backends."""
+    return sorted({each.tls.ca_secret_name for each in spec.backends if each.tls and each.tls.ca_secret_name})
+
+
+def _ca_volume(secret: str) -> str:
+    return f"ca-{clusters.ca_directory(secret).rpartition('/')[2]}"
 
 
 def _probe(*, period_s: int, failures: int) -> Object:

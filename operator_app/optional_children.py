@@ -87,7 +87,7 @@ def _egress(spec: EnvoyProxySpec, namespace: str) -> Iterator[Object]:
     """
     namespaces: set[str] = set()
     ranges: dict[int, set[str]] = {}
-    for endpoint in (each for backend in spec.backends for each in backend.endpoints):
+    for endpoint in (each for backend in spec.backends for each in backend.addresses):
         here = ranges.setdefault(endpoint.port, set())
         try:
             address = ip_address(endpoint.host)

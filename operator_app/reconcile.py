@@ -27,6 +27,8 @@ from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     OPERATOR_NAMESPACE,
+    OPTIONAL_CHILD_KINDS,
+    POD,
     SERVICE,
     Key,
     Kind,
@@ -44,6 +46,7 @@ from operator_app.finalizer import Finalizer, has_finalizer
 from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
+from operator_app.pods import trouble
 from operator_app.registration.registrar import Registrar
 from operator_app.registration.registry import Port, Record, Registration
 from operator_app.registration.withdrawal import State
@@ -135,7 +138,8 @@ class Reconciler:
         if proxy is None:
             self._statuses.forget(key)
             self._data_plane.forget(key)
-            return ReconcileResult(failure=await self._remove_orphaned_records(key, None))
+            remaining = await self._remove_orphaned_records(key, None)
+            return ReconcileResult(self._registrar.next_rested_s(key), remaining)
         try:
             if "deletionTimestamp" in proxy["metadata"]:
                 result = await self._cleanup.clean_up(proxy)
@@ -181,7 +185,8 @@ class Reconciler:
             return ReconcileResult(failure=transient)
         written = await self._write_status(self._observation(steps))
         children_s = (each.requeue_after_s for each in steps.results.values())
-        times_s = [written.requeue_after_s, steps.registration.requeue_after_s, *steps.requeue_times_s, *children_s]
+        registered_s = (steps.registration.requeue_after_s, self._registrar.next_rested_s(key_of(steps.proxy)))
+        times_s = [written.requeue_after_s, *registered_s, *steps.requeue_times_s, *children_s]
         times_s.append(programming.requeue_after_s)
         requeue_after_s = min((each for each in times_s if each is not None), default=None)
         return ReconcileResult(requeue_after_s, transient or _unfinished(steps))
@@ -411,11 +416,15 @@ class Reconciler:
             problems=tuple(steps.problems),
             programming=steps.programming,
             contentions=known,
+            pods=trouble(self._store.indexed(POD, proxy["metadata"]["uid"])),
         )
 
     async def _prune(self, steps: "_Steps", wanted: Mapping[Kind, Object]) -> None:
-        """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer."""
-        for kind in ALL_CHILD_KINDS:
+        """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer.
+
+        The other kinds are declared by every proxy, and go with it: the operator has no right to delete any of them.
+        """
+        for kind in OPTIONAL_CHILD_KINDS:
             for live in self._store.indexed(kind, steps.proxy["metadata"]["uid"]):
                 is_wanted = kind in wanted and key_of(live) == key_of(wanted[kind])
                 if is_wanted or not fields_of(live) or "deletionTimestamp" in live["metadata"]:

@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     )
     lease_duration_s: int = Field(15, ge=1, le=3600, description="silence after which others take a replica's shards")
     renew_deadline_s: Seconds = Field(10, description="a replica that could not renew for this long stops working")
-    retry_period_s: Seconds = Field(2, description="time between renewals of a Lease")
+    retry_period_s: Seconds = Field(2, description="longest time between heartbeats of a replica")
     registry: str = Field(
         "in-cluster", min_length=1, description="registry that publishes the hostnames of proxies that name none"
     )
@@ -96,6 +96,15 @@ class Settings(BaseSettings):
     abandon_after_s: Annotated[float, Field(gt=0, le=31_536_000)] | None = Field(
         None,
         description="let a deleted proxy go after this, although its registry is down; the removal is worked off later",
+    )
+    hostname_rest_s: Annotated[float, Field(ge=0, le=31_536_000)] = Field(
+        300, description="time for which a hostname that was given back is kept for its tenant; 0: for no time"
+    )
+    kept_per_tenant: int = Field(
+        100,
+        ge=0,
+        le=100_000,
+        description="hostnames of one tenant that may rest, and records that deletionPolicy Orphan may keep for it",
     )
     operator_id: str | None = Field(
         None,
@@ -117,8 +126,23 @@ class Settings(BaseSettings):
         300, ge=1, le=2_147_483_647, description="time to live of DNS records whose proxy names none"
     )
     powerdns_timeout_s: Seconds = Field(5, description="bound on each request to PowerDNS")
+    rfc2136_server: str | None = Field(
+        None,
+        pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[1-9][0-9]{0,4}$",
+        description="primary DNS server that takes dynamic updates, with its port, such as ns1.example.com:53",
+    )
+    rfc2136_zones: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="DNS zones that it may be sent updates of, separated by commas; the longest that fits is used"
+    )
+    rfc2136_key_file: Path | None = Field(
+        None, description="file with the TSIG key, as tsig-keygen writes it; read again for each message"
+    )
+    rfc2136_default_ttl_s: int = Field(
+        300, ge=1, le=2_147_483_647, description="time to live of DNS records whose proxy names none"
+    )
+    rfc2136_timeout_s: Seconds = Field(5, description="bound on each exchange with the DNS server")
 
-    @field_validator("namespaces", "tenant_weights", "registries", "powerdns_zones", mode="before")
+    @field_validator("namespaces", "tenant_weights", "registries", "powerdns_zones", "rfc2136_zones", mode="before")
     @classmethod
     def _names_are_separated_by_commas(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -129,7 +153,7 @@ class Settings(BaseSettings):
             raise ValueError(message)
         return names
 
-    @field_validator("powerdns_zones")
+    @field_validator("powerdns_zones", "rfc2136_zones")
     @classmethod
     def _names_are_zones(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         zones = tuple(dict.fromkeys(name.lower().removesuffix(".") for name in value))
@@ -166,6 +190,11 @@ class Settings(BaseSettings):
                 message = f"{weight!r} can't be a tenant's weight; write a tenant, '=' and 1 to 100, such as team-a=3"
                 raise ValueError(message)
         return value
+
+    @property
+    def dns_zones(self) -> tuple[str, ...]:
+        """The zones of every DNS registry that is configured."""
+        return (*self.powerdns_zones, *self.rfc2136_zones)
 
     def weight_of(self, tenant: str) -> int:
         """The scheduling weight of ``tenant``, 1 to 100; 1 unless ``tenant_weights`` names it."""

@@ -28,6 +28,7 @@ from operator_app.desired import controller_uid, selector_labels
 from operator_app.errors import ConflictError, NotFoundError
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
+from operator_app.pods import PodTrouble
 from operator_app.results import NOT_ASKED, Outcome, Problem, Programming
 from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
 from operator_app.ssa.contention import Contention, ContentionTracker, RestoredField, digest_of
@@ -49,6 +50,7 @@ LONGEST_MESSAGE: Final = 1024
 _REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,1022}[A-Za-z0-9_])?")
 """What the API allows as a condition's reason (metav1.Condition)."""
 
+_ABOUT_PODS: Final = frozenset({AVAILABLE, PROGRAMMED})
 _POD_SPEC: Final = ("f:spec", "f:template", "f:spec")
 _STATUS: Final = ("f:status",)
 _SUBRESOURCE: Final = "status"
@@ -62,7 +64,8 @@ class Observation:
     ``children`` are the results of applying them; ``registration`` is what keeps the outside record from being
     confirmed, ``None`` when it is confirmed; ``refusal`` is what keeps the spec from being acted on at all;
     ``problems`` are those of other steps. ``contentions`` are those of the EnvoyProxy itself: its status and its
-    finalizer. ``programming`` is what its Envoys have said, ``None`` where they were not looked at.
+    finalizer. ``pods`` is what keeps Pods from serving, by their own status, and ``programming`` what the Envoys of
+    serving ones have said, ``None`` where they were not looked at.
     """
 
     proxy: Object
@@ -73,6 +76,7 @@ class Observation:
     problems: tuple[Problem, ...] = ()
     contentions: tuple[Contention, ...] = ()
     programming: Programming | None = None
+    pods: PodTrouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ def condition_specs(observation: Observation, rollout: Rollout) -> tuple[Conditi
     # Where nobody is asked, it is not waited for an answer.
     parts = (reconciled, available, registered) + (() if programmed.reason == NOT_ASKED else (programmed,))
     progress = _progress(observation, rollout, *parts)
-    ready = _ready(rollout, *parts)
+    ready = _ready(observation, rollout, *parts)
     return (ready, reconciled, available, registered, programmed, *progress, *_contended(observation))
 
 
@@ -201,17 +205,22 @@ def _programmed(observation: Observation, rollout: Rollout) -> ConditionSpec:
     return ConditionSpec(PROGRAMMED, is_true=found.is_true, reason=found.reason, message=found.message)
 
 
-def _ready(rollout: Rollout, *parts: ConditionSpec) -> ConditionSpec:
+def _ready(observation: Observation, rollout: Rollout, *parts: ConditionSpec) -> ConditionSpec:
     """All of them together, once nothing but Pods of the current template is left to answer.
 
-    Unknown only if nothing is known to be wrong.
+    Why Pods are missing is said rather than that they are, where the Deployment or a Pod says why. Unknown only if
+    nothing is known to be wrong.
     """
+    pods = observation.pods
     for part in sorted(parts, key=lambda part: part.is_true is None):
-        if not part.is_true and not (part.type == AVAILABLE and rollout.failure):
+        if not part.is_true and not (part.type in _ABOUT_PODS and (rollout.failure or pods)):
             return ConditionSpec(READY, is_true=part.is_true, reason=part.reason, message=part.message)
     if rollout.failure is not None:
         reason, message = rollout.failure
         return ConditionSpec(READY, is_true=False, reason=reason, message=message)
+    is_short = not rollout.is_complete or not all(part.is_true for part in parts)
+    if pods is not None and is_short:
+        return ConditionSpec(READY, is_true=False, reason=pods.reason, message=pods.message)
     if not rollout.is_complete:
         message = "proxies with an older configuration are still being replaced"
         return ConditionSpec(READY, is_true=False, reason="RollingOut", message=message)
@@ -238,10 +247,12 @@ def _progress(observation: Observation, rollout: Rollout, *parts: ConditionSpec)
         reason, message = rollout.failure
         return (ConditionSpec(STALLED, is_true=True, reason=reason, message=message),)
     if rollout.deadline is not None:
-        return (ConditionSpec(STALLED, is_true=True, reason="ProgressDeadlineExceeded", message=rollout.deadline),)
+        message = f"{rollout.deadline}; {observation.pods.message}" if observation.pods else rollout.deadline
+        return (ConditionSpec(STALLED, is_true=True, reason="ProgressDeadlineExceeded", message=message),)
     if not rollout.is_complete or not all(part.is_true for part in parts):
         message = "the declared state is on its way"
-        return (ConditionSpec(RECONCILING, is_true=True, reason="Progressing", message=message),)
+        pods = observation.pods or PodTrouble("Progressing", message)
+        return (ConditionSpec(RECONCILING, is_true=True, reason=pods.reason, message=pods.message),)
     return ()
 
 

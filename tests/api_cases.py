@@ -27,7 +27,7 @@ class Case:
 
 
 def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
-    """An EnvoyProxy with every field but ``targetPort``, ``nodePort``, ``pathExact``, ``path`` and ``autoscaling``."""
+    """An EnvoyProxy with every field but those that exclude others, ports inside and on nodes, and autoscaling."""
     return {
         "apiVersion": ENVOY_PROXY.api_version,
         "kind": ENVOY_PROXY.kind,
@@ -40,6 +40,18 @@ def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
                     "name": "http",
                     "port": 80,
                     "protocol": "HTTP",
+                    "httpsRedirect": False,
+                    "hsts": {"maxAgeDays": 365, "includeSubdomains": False},
+                    "proxyProtocol": False,
+                    "trustedHops": 1,
+                    "http10": False,
+                    "limits": {
+                        "maxConnections": 1000,
+                        "maxHeaderKilobytes": 60,
+                        "headersTimeout": "10s",
+                        "idleTimeout": "60m",
+                        "maxStreams": 100,
+                    },
                     "routes": [
                         {
                             "match": {
@@ -96,7 +108,20 @@ def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
                 {"name": "db", "port": 5432, "protocol": "TCP", "routes": [{"backend": "db"}]},
             ],
             "backends": [
-                {"name": "app", "endpoints": [{"host": "app.team-a.svc", "port": 8080}], "connectTimeout": "250ms"},
+                {
+                    "name": "app",
+                    "endpoints": [{"host": "app.team-a.svc", "port": 8080}],
+                    "connectTimeout": "250ms",
+                    "protocol": "http1",
+                    "tls": {"serverName": "app.internal.example", "caSecretName": "authority"},
+                    "loadBalancing": {"policy": "Hash", "header": "x-user"},
+                    "healthCheck": {"path": "/healthz", "interval": "10s", "timeout": "2s", "failures": 3},
+                    "outlierDetection": {"consecutiveErrors": 5, "ejectionTime": "30s", "maxEjectedPercent": 50},
+                    "maxConnections": 1024,
+                    "maxPendingRequests": 1024,
+                    "maxRequests": 1024,
+                    "idleTimeout": "30s",
+                },
                 {"name": "db", "endpoints": [{"host": "10.0.0.7", "port": 5432, "weight": 2}]},
             ],
             "service": {
@@ -424,6 +449,41 @@ CASES: Final[tuple[Case, ...]] = (
     ),
     Case((*BACKEND, "name"), "app", ["App", "1app", "app-"], "for example orders-v2"),
     Case(
+        (*TCP_LISTENER,),
+        proxy()["spec"]["listeners"][1] | {"proxyProtocol": True, "limits": {"maxConnections": 1}, "trustedHops": 0},
+        [
+            proxy()["spec"]["listeners"][1] | {name: value}
+            for name, value in (("httpsRedirect", True), ("hsts", {}), ("trustedHops", 1), ("http10", True))
+        ],
+        "are about HTTP",
+    ),
+    Case(
+        ("spec", "backends", 1),
+        {"name": "db", "service": {"name": "db", "port": 5432}},
+        [
+            {"name": "db"},
+            {"name": "db", "service": {"name": "db", "port": 1}, "endpoints": [{"host": "db", "port": 1}]},
+        ],
+        "either endpoints or service",
+    ),
+    Case(
+        (*BACKEND, "loadBalancing"),
+        {"policy": "Hash", "cookie": "session"},
+        [
+            {"policy": "Hash"},
+            {"policy": "Random", "header": "a"},
+            {"policy": "RoundRobin", "cookie": "a"},
+            {"policy": "Hash", "header": "a", "cookie": "b"},
+        ],
+        "Hash needs what to hash",
+    ),
+    Case(
+        (*BACKEND, "healthCheck"),
+        {"interval": "1s", "timeout": "1000ms"},
+        [{"interval": "1s", "timeout": "1001ms"}, {"interval": "5s", "timeout": "6s"}],
+        "timeout must not be above interval",
+    ),
+    Case(
         (*ENDPOINT, "host"),
         "fd00::7",
         ["App.svc", "app.svc.", "10.0.0.256", "10.0.0", "[fd00::7]", "app:80", "http://app", "a_b", "fe80::1%eth0"],
@@ -693,6 +753,18 @@ BOUNDS: Final[tuple[tuple[Path, Sequence[Any], Sequence[Any]], ...]] = (
     (("spec", "backends", 1, "name"), ["db"], ["app"]),
     ((*BACKEND, "endpoints"), [[_ENDPOINT] * 64], [[], [_ENDPOINT] * 65, [{"host": "a"}], [{"port": 1}]]),
     ((*ENDPOINT, "port"), [1, 65535], [0, 65536]),
+    ((*LISTENER, "trustedHops"), [0, 10], [-1, 11]),
+    ((*LISTENER, "hsts", "maxAgeDays"), [0, 3650], [-1, 3651]),
+    ((*LISTENER, "limits", "maxConnections"), [1, 10_000], [0, 10_001]),
+    ((*LISTENER, "limits", "maxHeaderKilobytes"), [1, 256], [0, 257]),
+    ((*LISTENER, "limits", "maxStreams"), [1, 1000], [0, 1001]),
+    ((*BACKEND, "protocol"), ["http2", "grpc"], ["h2", "HTTP1"]),
+    ((*BACKEND, "maxConnections"), [1, 100_000], [0, 100_001]),
+    ((*BACKEND, "maxRequests"), [1, 100_000], [0, 100_001]),
+    ((*BACKEND, "maxPendingRequests"), [1, 100_000], [0, 100_001]),
+    ((*BACKEND, "healthCheck", "failures"), [1, 10], [0, 11]),
+    ((*BACKEND, "outlierDetection", "consecutiveErrors"), [1, 100], [0, 101]),
+    ((*BACKEND, "outlierDetection", "maxEjectedPercent"), [1, 90], [0, 91]),
     ((*ENDPOINT, "weight"), [1, 128], [0, 129]),
     (("spec", "service"), [{"type": "NodePort"}, {"type": "ClusterIP"}], [{"type": "ExternalName"}]),
     (
@@ -716,6 +788,10 @@ TEXT_MEMBERS: Final[tuple[Path, ...]] = (
     (*MATCH, "queryParams", 0, "value"),
     (*BACKEND, "name"),
     (*BACKEND, "connectTimeout"),
+    (*BACKEND, "tls", "serverName"),
+    (*BACKEND, "tls", "caSecretName"),
+    (*BACKEND, "loadBalancing", "header"),
+    (*BACKEND, "healthCheck", "path"),
     (*ENDPOINT, "host"),
     ("spec", "image"),
     ("spec", "registration", "hostname"),

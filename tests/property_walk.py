@@ -209,6 +209,18 @@ TEXTS: Final[Mapping[PropertyPath, tuple[Value, ...]]] = {
     (*_ROUTE, "match", "pathExact"): ("/", "/api/v2", "/" + "a" * 1023),
     (*_BACKEND, "name"): ("other", "b" * 63),
     (*_BACKEND, "endpoints", ITEM, "host"): ("app.team-a.svc", _dns_name(253)),
+    (*_BACKEND, "service", "name"): ("db", "a" * 63),
+    (*_BACKEND, "tls", "serverName"): ("other.example.com", _dns_name(253)),
+    (*_BACKEND, "tls", "caSecretName"): ("other", _dns_name(253)),
+    (*_BACKEND, "loadBalancing", "header"): ("x-other", "a" * 64),
+    (*_BACKEND, "loadBalancing", "cookie"): ("session", "a" * 64),
+    (*_BACKEND, "healthCheck", "path"): ("/", "/" + "a" * 1023),
+    (*_BACKEND, "healthCheck", "interval"): ("2s", "60m", "59999ms"),
+    (*_BACKEND, "healthCheck", "timeout"): ("1ms", "10s", "10000ms"),
+    (*_BACKEND, "outlierDetection", "ejectionTime"): ("1s", "60m", "59999ms"),
+    (*_BACKEND, "idleTimeout"): ("1ms", "60m", "59999ms"),
+    (*_LISTENER, "limits", "headersTimeout"): ("1s", "60m", "59999ms"),
+    (*_LISTENER, "limits", "idleTimeout"): ("1s", "60m", "59999ms"),
     (*_BACKEND, "connectTimeout"): ("1ms", "59999ms", "60000ms"[:7]),
     ("registration", "hostname"): ("other.example.com", _dns_name(253)),
     ("service", "loadBalancerClass"): ("example.com/other", f"{_dns_name(253)}/{'a' * 63}"),
@@ -314,6 +326,13 @@ OBJECTS: Final[Mapping[PropertyPath, tuple[Object, ...]]] = {
     ("service",): ({"type": "NodePort"}, {"type": "ClusterIP", "annotations": {"example.com/a": "1"}}),
     ("resources",): ({"limits": {"cpu": "3"}}, {"requests": {"memory": "64Mi"}}, {}),
     ("registration",): ({}, {"hostname": "a.example.com"}),
+    (*_LISTENER, "hsts"): ({}, {"maxAgeDays": 1}),
+    (*_LISTENER, "limits"): ({}, {"maxStreams": 1}),
+    (*_BACKEND, "service"): ({"name": "app", "port": 80}, {"name": "app", "port": 81}),
+    (*_BACKEND, "tls"): ({"serverName": "a"}, {"serverName": "b", "caSecretName": "c"}),
+    (*_BACKEND, "loadBalancing"): ({"policy": "RoundRobin"}, {"policy": "Hash", "cookie": "a"}),
+    (*_BACKEND, "healthCheck"): ({}, {"path": "/"}),
+    (*_BACKEND, "outlierDetection"): ({}, {"consecutiveErrors": 1}),
     ("disruption",): ({"maxUnavailable": 2}, {}),
     ("autoscaling",): ({"maxReplicas": 2}, {"minReplicas": 2, "maxReplicas": 3}),
     ("networkPolicy",): ({}, {"from": [{"namespace": "team-b"}]}),
@@ -324,6 +343,36 @@ OBJECTS: Final[Mapping[PropertyPath, tuple[Object, ...]]] = {
 def _without_match(_spec: Object, listener: Object) -> None:
     if listener.get("protocol") == "TCP":
         listener["routes"] = [{"backend": listener["routes"][0]["backend"]}]
+
+
+def _of_http_alone(_spec: Object, listener: Object) -> None:
+    if listener.get("protocol") == "TCP":
+        for name in ("httpsRedirect", "hsts", "trustedHops", "http10"):
+            listener.pop(name, None)
+
+
+def _of_tcp(spec: Object, listener: Object) -> None:
+    _without_match(spec, listener)
+    _of_http_alone(spec, listener)
+
+
+def _hashing(_spec: Object, balancing: Object) -> None:
+    """Only Hash has something to hash, and it needs one thing."""
+    if balancing.get("policy") != "Hash":
+        balancing.pop("header", None)
+        balancing.pop("cookie", None)
+    elif "cookie" in balancing:
+        balancing.pop("header", None)
+    elif "header" not in balancing:
+        balancing["policy"] = "Random"
+
+
+def _without_endpoints(_spec: Object, backend: Object) -> None:
+    """A backend has endpoints or a Service."""
+    if "service" in backend:
+        backend.pop("endpoints", None)
+    elif "endpoints" not in backend:
+        backend["service"] = {"name": "app", "port": 80}
 
 
 def _with_a_prefix(_spec: Object, match: Object) -> None:
@@ -452,17 +501,27 @@ def _of_a_canary(spec: Object) -> None:
     spec["listeners"][0]["routes"][0] = deepcopy(spec["listeners"][0]["routes"][1])
 
 
+def _of_a_service(spec: Object) -> None:
+    backend = spec["backends"][0]
+    del backend["endpoints"]
+    backend["service"] = {"name": "app", "port": 8080}
+
+
 PARENTS: Final[Mapping[PropertyPath, Callable[[Object], None]]] = {
     ("autoscaling",): _autoscaled,
     (*_ROUTE, "match", "headers"): _of_a_canary,
     (*_ROUTE, "backends"): _of_a_canary,
     (*_ROUTE, "redirect"): _only("match", "redirect"),
     (*_ROUTE, "response"): _only("response"),
+    (*_BACKEND, "service"): _of_a_service,
 }
 """What a property's trail begins with, where the base has something that excludes the property."""
 
 MOVES: Final[Mapping[PropertyPath, Callable[[Object, Object], None]]] = {
-    (*_LISTENER, "protocol"): _without_match,
+    (*_LISTENER, "protocol"): _of_tcp,
+    (*_BACKEND, "endpoints"): _without_endpoints,
+    (*_BACKEND, "service"): _without_endpoints,
+    **{(*_BACKEND, "loadBalancing", name): _hashing for name in ("policy", "header", "cookie")},
     (*_ROUTE, "match", "pathExact"): _exact,
     (*_ROUTE, "match", "pathPrefix"): _without_rewrite,
     (*_ROUTE, "match"): _without_rewrite,

@@ -11,8 +11,9 @@ from typing import Final
 
 import yaml
 
-from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Kind, Object
+from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, HOSTNAME_POLICY, PROXY_REGISTRATION, Kind, Object
 from operator_app.api.models import EnvoyProxy
+from operator_app.api.policies import HostnamePolicy
 from operator_app.api.records import HostnameClaim, ProxyRegistration
 from operator_app.api.rules import ApiModel
 
@@ -56,6 +57,20 @@ def crds() -> tuple[Object, ...]:
                 _column("Namespace", ".spec.proxy.namespace", "Namespace of the EnvoyProxy that has the hostname."),
                 _column("Proxy", ".spec.proxy.name", "The EnvoyProxy that has the hostname."),
                 _column("Age", ".metadata.creationTimestamp", "Time since the hostname was taken.", type_="date"),
+                _column("Released", ".spec.releasedAt", "Since when the hostname rests.", type_="date"),
+            ],
+        ),
+        _crd(
+            HOSTNAME_POLICY,
+            HostnamePolicy,
+            short_name="ehostpol",
+            categories=["edge"],
+            subresources={},
+            columns=[
+                _column("Suffixes", ".spec.suffixes", "What hostnames may be below of."),
+                _column("Hostnames", ".spec.hostnames", "Hostnames that may be taken."),
+                _column("Apex", ".spec.allowApex", "Whether zones' own names may be taken.", type_="boolean"),
+                _column("Age", ".metadata.creationTimestamp", "Time since the object was created.", type_="date"),
             ],
         ),
         _crd(

@@ -63,7 +63,8 @@ class Kind:
 
 ENVOY_PROXY: Final = Kind(GROUP, "v1alpha1", "EnvoyProxy", "envoyproxies")
 PROXY_REGISTRATION: Final = Kind(GROUP, "v1alpha1", "ProxyRegistration", "proxyregistrations")
-HOSTNAME_CLAIM: Final = Kind(GROUP, "v1alpha1", "HostnameClaim", "hostnameclaims")
+HOSTNAME_CLAIM: Final = Kind(GROUP, "v1alpha1", "HostnameClaim", "hostnameclaims", namespaced=False)
+HOSTNAME_POLICY: Final = Kind(GROUP, "v1alpha1", "HostnamePolicy", "hostnamepolicies", namespaced=False)
 CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
 SERVICE: Final = Kind("", "v1", "Service", "services")
 DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")

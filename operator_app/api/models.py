@@ -16,6 +16,16 @@ from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from operator_app.api.availability import Autoscaling, Disruption
+from operator_app.api.connections import (
+    BackendProtocol,
+    BackendService,
+    BackendTls,
+    HealthCheck,
+    Hsts,
+    ListenerLimits,
+    LoadBalancing,
+    OutlierDetection,
+)
 from operator_app.api.fields import (
     Cidr,
     DnsLabel,
@@ -25,6 +35,7 @@ from operator_app.api.fields import (
     Image,
     Int32,
     Int64,
+    LongDuration,
     Port,
     PortName,
     QualifiedName,
@@ -120,8 +131,17 @@ _SHARED_ROUTES: Final = (
 _HOSTS: Final = f"self.listeners.map(l, l.routes.map(r, {_HOSTS_OF_ROUTE}).sum()).sum()"
 _TEXT: Final = (
     f"self.listeners.map(l, l.routes.map(r, {TEXT}).sum()).sum() "
-    "+ self.backends.map(b, b.endpoints.map(e, e.host.size()).sum()).sum()"
+    "+ self.backends.map(b, has(b.endpoints) ? b.endpoints.map(e, e.host.size()).sum() : 0).sum()"
 )
+
+
+_HTTP_ONLY: Final = {
+    "https_redirect": "(has(self.httpsRedirect) && self.httpsRedirect)",
+    "hsts": "has(self.hsts)",
+    "trusted_hops": "(has(self.trustedHops) && self.trustedHops > 0)",
+    "http10": "(has(self.http10) && self.http10)",
+}
+"""Members of a listener that a TCP listener must not have, with the CEL expression that it has one."""
 
 
 class Listener(ApiModel):
@@ -144,6 +164,13 @@ class Listener(ApiModel):
             ),
             field=".routes",
         ),
+        Rule(
+            cel=f"!has(self.protocol) || self.protocol != 'TCP' || !({' || '.join(_HTTP_ONLY.values())})",
+            message="httpsRedirect, hsts, trustedHops and http10 are about HTTP: remove them, or set protocol to HTTP",
+            is_valid=lambda listener: (
+                listener.protocol is not Protocol.TCP or not any(getattr(listener, name) for name in _HTTP_ONLY)
+            ),
+        ),
     )
 
     name: PortName
@@ -163,6 +190,26 @@ class Listener(ApiModel):
 
     protocol: Protocol = Protocol.HTTP
     """HTTP routes each request by host and path; TCP hands each connection to one backend. Left out: HTTP."""
+
+    https_redirect: Annotated[bool, Field(strict=True)] = False
+    """Answers requests by plain HTTP with a redirect (301) to the same place by HTTPS. Left out: false."""
+
+    hsts: Hsts | None = None
+    """Tells browsers to use HTTPS alone."""
+
+    proxy_protocol: Annotated[bool, Field(strict=True)] = False
+    """Whether a balancer in front sends the client's address by the PROXY protocol. Connections without it are then
+    closed, since any client could claim any address. Left out: false."""
+
+    trusted_hops: Annotated[Int32, Field(ge=0, le=10)] = 0
+    """How many proxies in front add to X-Forwarded-For and are trusted, 0 to 10: with 1 the last address in it is the
+    client's, and X-Forwarded-Proto of the request counts. Left out: 0."""
+
+    http10: Annotated[bool, Field(strict=True)] = False
+    """Whether HTTP/1.0 is answered, as some probes speak it. Left out: false."""
+
+    limits: ListenerLimits | None = None
+    """Bounds of what clients may use."""
 
     routes: Annotated[tuple[Route, ...], Field(min_length=1, max_length=64)]
     """Where traffic goes, 1 to 64 entries. Of the routes that fit a request the most specific one answers; between
@@ -209,15 +256,60 @@ class Endpoint(ApiModel):
 class Backend(ApiModel):
     """A named set of endpoints that routes point to."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.endpoints) != has(self.service)",
+            message="must have either endpoints or service: keep the one that says where the backend is",
+            is_valid=lambda backend: bool(backend.endpoints) != (backend.service is not None),
+        ),
+    )
+
     name: DnsLabel
     """Name that routes use, for example app. At most 63 characters, unique among the backends."""
 
-    endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, max_length=64)]
+    service: BackendService | None = None
+    """A Service of the proxy's namespace, which shares the traffic between its Pods."""
+
+    endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, max_length=64)] = ()
     """Addresses that share the traffic, 1 to 64. A DNS name with several addresses shares its weight between them."""
 
     connect_timeout: Duration = "5s"
     """How long Envoy waits for a connection to an endpoint: a whole number of ms or s between 1ms and 60s, for example
     250ms. Left out: 5s."""
+
+    protocol: BackendProtocol = BackendProtocol.HTTP1
+    """What the backend speaks: http1, http2 or grpc. Left out: http1."""
+
+    tls: BackendTls | None = None
+    """Speaks TLS to the backend. Left out: plain text."""
+
+    load_balancing: LoadBalancing | None = None
+    """How an endpoint is chosen. Left out: one after the other."""
+
+    health_check: HealthCheck | None = None
+    """Asks endpoints whether they are there. Left out: nobody asks."""
+
+    outlier_detection: OutlierDetection | None = None
+    """Leaves failing endpoints out for a while. Left out: never."""
+
+    max_connections: Annotated[Int32, Field(ge=1, le=100_000)] = 1024
+    """Connections of each proxy to the backend, 1 to 100000. Left out: 1024."""
+
+    max_pending_requests: Annotated[Int32, Field(ge=1, le=100_000)] = 1024
+    """Requests that wait for a connection, 1 to 100000; more are answered with 503. Left out: 1024."""
+
+    max_requests: Annotated[Int32, Field(ge=1, le=100_000)] = 1024
+    """Requests under way at the same time, 1 to 100000; more are answered with 503. Left out: 1024."""
+
+    idle_timeout: LongDuration | None = None
+    """How long a connection without a request is kept, best below the backend's own time. Left out: an hour."""
+
+    @property
+    def addresses(self) -> tuple[Endpoint, ...]:
+        """The endpoints, or that of the Service, whose name a Pod resolves in its own namespace."""
+        if self.service is not None:
+            return (Endpoint.model_construct(host=self.service.name, port=self.service.port, weight=1),)
+        return self.endpoints
 
 
 class Service(ApiModel):
@@ -266,7 +358,12 @@ class Service(ApiModel):
 
     ip_family_policy: IPFamilyPolicy | None = None
     """IPv4, IPv6 or both: SingleStack, the cluster's first; PreferDualStack, both where the cluster has them;
-    RequireDualStack, both or an error. Left out: SingleStack."""
+    RequireDualStack, both or an error. With the last two the proxy listens on IPv6 as well. Left out: SingleStack."""
+
+    @property
+    def is_dual_stack(self) -> bool:
+        """Whether the proxy listens on IPv6 too."""
+        return self.ip_family_policy not in (None, IPFamilyPolicy.SINGLE_STACK)
 
 
 _RESOURCE_NAMES: Final = ("cpu", "memory", "ephemeral-storage")

@@ -63,6 +63,7 @@ class RecordState(StrEnum):
     REGISTERED = "Registered"
     ABANDONED = "Abandoned"
     ORPHANED = "Orphaned"
+    LEFT = "Left"
 
 
 class ProxyRegistrationSpec(ApiModel):
@@ -93,7 +94,8 @@ class ProxyRegistrationSpec(ApiModel):
 
     state: RecordState = RecordState.REGISTERED
     """Registered: the proxy exists. Abandoned: it is gone, and its names are still to be taken back. Orphaned: it is
-    gone, and its deletionPolicy keeps the record."""
+    gone, and its deletionPolicy keeps the record. Left: it is gone, and an address of it is left outside, since the
+    proof that the operator wrote it is gone, too."""
 
     installations: Annotated[tuple[InstallationName, ...], Field(max_length=16)] = ()
     """The installations of the operator that records outside may carry for this proxy: the present one, and earlier
@@ -114,6 +116,9 @@ class ProxyRegistrationStatus(ApiModel):
 
     confirmed_generation: Annotated[Int64, Field(ge=0)] | None = None
     """The metadata.generation of this record that the registry has confirmed; 0 once it was found otherwise."""
+
+    confirmed_hostname: DnsName | None = None
+    """The hostname that the registry has confirmed last; it stands outside until its removal is confirmed."""
 
 
 class ProxyRegistration(ApiModel):
@@ -138,7 +143,7 @@ class ProxyRegistration(ApiModel):
 
 
 class HostnameClaimSpec(ApiModel):
-    """Who has a hostname."""
+    """Who has a hostname, or had it last."""
 
     hostname: DnsName
     """The name that is taken."""
@@ -146,9 +151,15 @@ class HostnameClaimSpec(ApiModel):
     proxy: ProxyReference
     """Whose it is."""
 
+    installation: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Namespace of the operator that took it; operators of one cluster leave each other's claims alone."""
+
+    released_at: Annotated[str, Field(max_length=32)] | None = Field(None, json_schema_extra={"format": "date-time"})
+    """When the hostname was given back. Until it has rested, only the same tenant may take it; then anybody."""
+
 
 class HostnameClaim(ApiModel):
-    """One hostname, taken by one EnvoyProxy: the API server's uniqueness of names makes it the only one.
+    """One hostname of the cluster, taken by one EnvoyProxy: the API server's uniqueness of names makes it the only one.
 
     The operator writes and removes it.
     """

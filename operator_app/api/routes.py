@@ -466,7 +466,8 @@ class Route(ApiModel):
     """How long a request, a response or a WebSocket may stand still, for example 30m. Left out: 300s."""
 
     retries: Retries | None = None
-    """Tries failed requests again. Left out: once, for methods that may be repeated, where the connection failed."""
+    """Tries failed requests again. Left out: up to three times, for GET and HEAD, where the connection
+    failed."""
 
     prefix_rewrite: NewPath | None = None
     """Replaces match.pathPrefix at the beginning of the path: with /api and /, /api/v1 becomes /v1. At most 256

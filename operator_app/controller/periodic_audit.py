@@ -18,12 +18,18 @@ log = structlog.get_logger(__name__)
 
 
 class PeriodicAudit:
-    """Compares the store with the registries. ``namespaces`` are the served ones; without any, all are served."""
+    """Compares the store with the registries. ``namespace`` is the operator's own.
 
-    def __init__(self, store: Store, registries: Registries, metrics: Metrics, *, namespaces: Sequence[str]) -> None:
+    ``namespaces`` are the served ones; without any, all are served.
+    """
+
+    def __init__(
+        self, store: Store, registries: Registries, metrics: Metrics, *, namespace: str, namespaces: Sequence[str]
+    ) -> None:
         self._store = store
         self._registries = registries
         self._metrics = metrics
+        self._namespace = namespace
         self._namespaces = namespaces
 
     async def run(self) -> None:
@@ -39,7 +45,7 @@ class PeriodicAudit:
             return
         for name, error in failed.items():
             log.warning("registry_unread", registry=name, error=str(error))
-        survey = await survey_of(self._store, outside, namespaces=self._namespaces)
+        survey = await survey_of(self._store, outside, namespace=self._namespace, namespaces=self._namespaces)
         # At 10,000 proxies this takes more than a turn on the event loop, and nothing else uses the survey.
         found = await anyio.to_thread.run_sync(findings, survey)
         counts = Counter(each.kind for each in found)

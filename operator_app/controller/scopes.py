@@ -17,18 +17,20 @@ from operator_app.api.kinds import (
     ENVOY_PROXY,
     FIELD_MANAGER,
     HOSTNAME_CLAIM,
+    HOSTNAME_POLICY,
     LABEL_MANAGED_BY,
     LABEL_TENANT,
     NAMESPACE,
     POD,
     PROXY_REGISTRATION,
+    Key,
     Kind,
     Object,
 )
-from operator_app.dataplane.pods import kept_of_pod, owner_uid
 from operator_app.desired import controller_uid
 from operator_app.envoy.files import is_file
 from operator_app.kube.store import Index, Keep, Store
+from operator_app.pods import kept_of_pod, owner_uid
 from operator_app.registration.ledger import proxy_of
 
 MANAGED_BY_US: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
@@ -46,10 +48,20 @@ INDEXES: Final[Mapping[Kind, Index]] = {
     NAMESPACE: lambda _: None,
     PROXY_REGISTRATION: proxy_of,
     HOSTNAME_CLAIM: proxy_of,
-    POD: owner_uid,
+    HOSTNAME_POLICY: lambda _: None,
     **dict.fromkeys(ALL_CHILD_KINDS, controller_uid),
+    POD: owner_uid,
 }
 """Every kind that the store keeps, with the index by which its objects are looked up."""
+
+
+def indexes_of(installation: str) -> Mapping[Kind, Index]:
+    """The indexes of the operator in this namespace. Claims of others in the cluster are found by name alone."""
+
+    def claimant(claim: Object) -> Key | None:
+        return proxy_of(claim) if claim["spec"].get("installation") == installation else None
+
+    return {**INDEXES, HOSTNAME_CLAIM: claimant}
 
 
 def _kept_of_proxy(proxy: Object) -> Object:
@@ -133,6 +145,10 @@ class Scopes:
             return {"namespace": namespace, "labels": None}
         if kind == NAMESPACE:
             return {"namespace": None, "labels": LABEL_TENANT}
-        if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
+        if kind == PROXY_REGISTRATION:
             return {"namespace": self._namespace, "labels": MANAGED_BY_US}
+        if kind == HOSTNAME_CLAIM:
+            return {"namespace": None, "labels": MANAGED_BY_US}
+        if kind == HOSTNAME_POLICY:
+            return {"namespace": None, "labels": None}
         return {"namespace": namespace, "labels": MANAGED_BY_US}

@@ -14,6 +14,7 @@ import structlog
 from operator_app.api.kinds import (
     ENVOY_PROXY,
     HOSTNAME_CLAIM,
+    HOSTNAME_POLICY,
     LABEL_TENANT,
     NAMESPACE,
     POD,
@@ -25,12 +26,12 @@ from operator_app.api.kinds import (
 )
 from operator_app.controller.scopes import Scopes
 from operator_app.controller.workqueue import Priority
-from operator_app.dataplane.pods import owner
 from operator_app.desired import proxy_key
 from operator_app.kube.deltas import Deleted, Delta, Listed
 from operator_app.kube.fencing import FencingToken
 from operator_app.kube.store import Store
 from operator_app.kube.turns import Turns
+from operator_app.pods import proxy_of_pod
 from operator_app.registration.ledger import proxy_of
 
 log = structlog.get_logger(__name__)
@@ -62,7 +63,12 @@ class Triggers:
 
     def apply_delta(self, delta: Delta) -> None:
         """Apply what a watch delivered, and enqueue the proxies that each changed object affects."""
-        for obj in self._store.apply_delta(delta):
+        changed = self._store.apply_delta(delta)
+        if delta.kind == HOSTNAME_POLICY:
+            if any(True for _ in changed):
+                self._enqueue_unclaimed()
+            return
+        for obj in changed:
             self.enqueue_affected(delta.kind, obj, priority_of(delta, obj))
 
     def apply_own_delete(self, delta: Deleted) -> None:
@@ -70,8 +76,22 @@ class Triggers:
         self._store.forget(delta.kind, delta.object, is_certain=False)
         self.enqueue_affected(delta.kind, delta.object, Priority.REPAIR)
 
+    def apply_own_release(self, claim: Object) -> None:
+        """Enqueue the proxies that wait for a hostname which the operator has given back itself."""
+        self.enqueue_affected(HOSTNAME_CLAIM, claim, Priority.REPAIR)
+
+    def _enqueue_unclaimed(self) -> None:
+        """Enqueue the proxies that wait for a hostname: a policy that has changed may allow it now."""
+        for hostname in self._store.index_values(ENVOY_PROXY):
+            claim = self._store.get(HOSTNAME_CLAIM, Key("", hostname))
+            for proxy in self._store.indexed(ENVOY_PROXY, hostname):
+                if claim is None or claim["spec"]["proxy"]["uid"] != proxy["metadata"]["uid"]:
+                    self.enqueue(key_of(proxy), Priority.REPAIR)
+
     def enqueue_affected(self, kind: Kind, obj: Object, priority: Priority) -> None:
         """Enqueue the proxy that owns an object and, for a claim, every proxy that declares its hostname."""
+        if kind == HOSTNAME_POLICY:
+            self._enqueue_unclaimed()
         owner = owner_of(kind, obj)
         affected = {owner} if owner is not None else set()
         if kind == HOSTNAME_CLAIM:
@@ -116,10 +136,14 @@ class Triggers:
             await turns.end_if_due()
 
     def _enqueue_unknown(self, key: Key) -> None:
-        """Enqueue a proxy of which it is unknown whether anything is wrong."""
+        """Enqueue a proxy of which it is unknown whether anything is wrong.
+
+        What changed while nobody watched is a drift like any other: after a start that the API server throttled it does
+        not wait as long as a resync, of which nobody expects anything.
+        """
         if self._can_enqueue(key):
             is_urgent = _is_unserved(self._store.get(ENVOY_PROXY, key))
-            self.enqueue(key, Priority.USER if is_urgent else Priority.RESYNC)
+            self.enqueue(key, Priority.USER if is_urgent else Priority.REPAIR)
 
     def enqueue(self, key: Key, priority: Priority) -> bool:
         """Enqueue a proxy if its namespace is synced and this replica holds its shard. Returns whether it did."""
@@ -144,7 +168,7 @@ class Triggers:
 
 
 def owner_of(kind: Kind, obj: Object) -> Key | None:
-    """The proxy that an object belongs to; ``None`` for a Namespace, whose new tenant label needs no reconcile.
+    """The proxy that an object belongs to; ``None`` for a Namespace, whose new label needs none, and for a policy.
 
     By the object's name and not by its owner reference, so that deletions and removed references find it, too.
     """
@@ -152,11 +176,9 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
         return key_of(obj)
     if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
         return proxy_of(obj)
-    if kind == NAMESPACE:
+    if kind in (NAMESPACE, HOSTNAME_POLICY):
         return None
-    if kind == POD:
-        return owner(obj)
-    return proxy_key(key_of(obj))
+    return proxy_of_pod(obj) if kind == POD else proxy_key(key_of(obj))
 
 
 def priority_of(delta: Delta, obj: Object) -> Priority:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from operator_app.api.kinds import (
     ANNOTATION_CONFIGURATION,
     ANNOTATION_REVISION,
-    LABEL_INSTANCE,
-    LABEL_OWNER_UID,
     Key,
     Object,
     key_of,
@@ -27,7 +25,7 @@ class Pod:
 
 
 def pod_of(obj: Object) -> Pod:
-    """A stored Pod, whole or as ``kept_of_pod`` keeps it."""
+    """A stored Pod, whole or as ``pods.kept_of_pod`` keeps it."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     annotations = metadata.get("annotations") or {}
     is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions", ()))
@@ -40,42 +38,3 @@ def pod_of(obj: Object) -> Pod:
         configuration=annotations.get(ANNOTATION_CONFIGURATION, ""),
         is_serving=is_ready and bool(ip) and "deletionTimestamp" not in metadata,
     )
-
-
-def owner_uid(obj: Object) -> str | None:
-    """The UID of the proxy that a Pod belongs to by its label, by which Pods are indexed."""
-    uid: str | None = (obj["metadata"].get("labels") or {}).get(LABEL_OWNER_UID)
-    return uid
-
-
-def owner(obj: Object) -> Key | None:
-    """The key of the proxy that a Pod belongs to by its labels."""
-    name: str | None = (obj["metadata"].get("labels") or {}).get(LABEL_INSTANCE)
-    return Key(obj["metadata"]["namespace"], name) if name else None
-
-
-def kept_of_pod(obj: Object) -> Object:
-    """What the store keeps of a Pod: some hundred bytes of several thousand."""
-    metadata, status = obj["metadata"], obj.get("status") or {}
-    kept = {
-        name: metadata[name]
-        for name in ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
-        if name in metadata
-    }
-    for name, keys in (
-        ("labels", (LABEL_INSTANCE, LABEL_OWNER_UID)),
-        ("annotations", (ANNOTATION_REVISION, ANNOTATION_CONFIGURATION)),
-    ):
-        given = metadata.get(name) or {}
-        kept[name] = {key: given[key] for key in keys if key in given}
-    ready = [
-        {"type": "Ready", "status": each["status"]}
-        for each in status.get("conditions") or ()
-        if each["type"] == "Ready"
-    ]
-    return {
-        "apiVersion": obj["apiVersion"],
-        "kind": obj["kind"],
-        "metadata": kept,
-        "status": {"podIP": status.get("podIP") or "", "conditions": ready},
-    }

@@ -1,33 +1,27 @@
 """Envoy's clusters: one for each backend of a spec. Pure."""
 
+from hashlib import sha256
 from ipaddress import ip_address
 from typing import Final
 
+from operator_app.api.connections import BackendProtocol, BackendTls, BalancingPolicy, OutlierDetection
 from operator_app.api.fields import duration_s
 from operator_app.api.models import Backend, Endpoint
-from operator_app.api.routes import Method
 from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension
 
-MAX_BACKEND_CONNECTIONS: Final = 1024
-"""Bound, each, on connections, pending requests and active requests of one backend; beyond it Envoy answers 503."""
+CA_DIRECTORY: Final = "/etc/envoy-ca"
+"""Below it, every Secret with authorities of backends has a directory of its own."""
+
+CA_KEY: Final = "ca.crt"
+"""The key of such a Secret."""
+
+SYSTEM_CA_FILE: Final = "/etc/ssl/certs/ca-certificates.crt"
+"""The authorities that the image trusts."""
 
 
-_HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-
-REPEATABLE: Final = (Method.GET, Method.HEAD, Method.PUT, Method.DELETE, Method.OPTIONS)
-"""The methods of :class:`Method` that may be sent twice (RFC 9110 section 9.2.2)."""
-
-CONNECTION_FAILURES: Final = "connect-failure,refused-stream,reset"
-"""Envoy's conditions for a connection that failed before any response."""
-
-_DEFAULT_RETRIES: Final = {
-    "retry_on": CONNECTION_FAILURES,
-    "num_retries": 1,
-    # A backend may close an idle connection at the moment at which a request is sent there.
-    "retriable_request_headers": [{"name": ":method", "string_match": {"exact": each.value}} for each in REPEATABLE],
-}
-"""What becomes of a request that fails on a route without ``retries``. At the cluster, since there are fewer of them
-than of routes and hosts."""
+RETRY_BUDGET_PERCENT: Final = 20
+"""Retries of a backend at the same time, in percent of its active requests; ten are always allowed. Bounds what retries
+add to the load of a backend that fails because of it."""
 
 
 def cluster_name(backend: str) -> str:
@@ -48,19 +42,13 @@ def cluster(backend: Backend, name: str | None = None) -> Message:
         "circuit_breakers": {
             "thresholds": [
                 {
-                    "max_connections": MAX_BACKEND_CONNECTIONS,
-                    "max_pending_requests": MAX_BACKEND_CONNECTIONS,
-                    "max_requests": MAX_BACKEND_CONNECTIONS,
+                    "max_connections": backend.max_connections,
+                    "max_pending_requests": backend.max_pending_requests,
+                    "max_requests": backend.max_requests,
+                    # Else three retries at the same time would be all.
+                    "retry_budget": {"budget_percent": {"value": RETRY_BUDGET_PERCENT}, "min_retry_concurrency": 10},
                 }
             ]
-        },
-        "typed_extension_protocol_options": {
-            _HTTP: extension(
-                _HTTP,
-                "upstreams.http.v3.HttpProtocolOptions",
-                explicit_http_config={"http_protocol_options": {}},
-                retry_policy=_DEFAULT_RETRIES,
-            )["typed_config"]
         },
         # Detects that the peer of an idle connection has vanished without FIN or RST, after 60 + 3 x 10 s.
         "upstream_connection_options": {
@@ -68,12 +56,20 @@ def cluster(backend: Backend, name: str | None = None) -> Message:
         },
         "load_assignment": {
             "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [_lb_endpoint(endpoint) for endpoint in backend.endpoints]}],
+            "endpoints": [{"lb_endpoints": [_lb_endpoint(endpoint) for endpoint in backend.addresses]}],
         },
     }
-    if all(_is_ip(endpoint.host) for endpoint in backend.endpoints):
-        return message | {"type": "STATIC"}
-    return message | {
+    message |= _balancing(backend) | _http(backend) | _checks(backend) | _outliers(backend.outlier_detection)
+    if backend.tls is not None:
+        message["transport_socket"] = _tls(backend.tls, is_http2=backend.protocol is not BackendProtocol.HTTP1)
+    return message | _discovery(backend)
+
+
+def _discovery(backend: Backend) -> Message:
+    """How Envoy finds the addresses."""
+    if all(_is_ip(endpoint.host) for endpoint in backend.addresses):
+        return {"type": "STATIC"}
+    return {
         "cluster_type": extension(
             "envoy.clusters.dns",
             "clusters.dns.v3.DnsCluster",
@@ -84,6 +80,109 @@ def cluster(backend: Backend, name: str | None = None) -> Message:
             dns_failure_refresh_rate={"base_interval": "1s", "max_interval": "10s"},
         )
     }
+
+
+def _balancing(backend: Backend) -> Message:
+    """Round robin is Envoy's default."""
+    declared = backend.load_balancing
+    if declared is None or declared.policy is BalancingPolicy.ROUND_ROBIN:
+        return {}
+    names = {
+        BalancingPolicy.LEAST_REQUEST: "LEAST_REQUEST",
+        BalancingPolicy.RANDOM: "RANDOM",
+        BalancingPolicy.HASH: "MAGLEV",
+    }
+    return {"lb_policy": names[declared.policy]}
+
+
+def _http(backend: Backend) -> Message:
+    """What is spoken; none where Envoy's defaults are meant."""
+    options: Message = {}
+    declared = backend.load_balancing
+    if declared is not None and declared.header is not None:
+        options["hash_policy"] = [{"header": {"header_name": declared.header}}]
+    if declared is not None and declared.cookie is not None:
+        options["hash_policy"] = [{"cookie": {"name": declared.cookie, "ttl": "3600s", "path": "/"}}]
+    if backend.idle_timeout is not None:
+        options["common_http_protocol_options"] = {"idle_timeout": f"{duration_s(backend.idle_timeout):g}s"}
+    if not options and backend.protocol is BackendProtocol.HTTP1:
+        return {}
+    spoken = "http_protocol_options" if backend.protocol is BackendProtocol.HTTP1 else "http2_protocol_options"
+    name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    message = extension(name, "upstreams.http.v3.HttpProtocolOptions", explicit_http_config={spoken: {}}, **options)[
+        "typed_config"
+    ]
+    return {"typed_extension_protocol_options": {name: message}}
+
+
+def _checks(backend: Backend) -> Message:
+    declared = backend.health_check
+    if declared is None:
+        return {}
+    interval = f"{duration_s(declared.interval):g}s"
+    check: Message = {
+        "interval": interval,
+        "timeout": f"{duration_s(declared.timeout):g}s",
+        "unhealthy_threshold": declared.failures,
+        "healthy_threshold": 1,
+        # So that the checks of all proxies don't come at the same moment.
+        "interval_jitter_percent": 20,
+        # Envoy's default without traffic is once a minute.
+        "no_traffic_interval": interval,
+    }
+    if declared.path is not None:
+        codec = {} if backend.protocol is BackendProtocol.HTTP1 else {"codec_client_type": "HTTP2"}
+        host = backend.tls.server_name if backend.tls else backend.addresses[0].host
+        check["http_health_check"] = {"path": declared.path, "host": host} | codec
+    elif backend.protocol is BackendProtocol.GRPC:
+        check["grpc_health_check"] = {}
+    else:
+        check["tcp_health_check"] = {}
+    return {"health_checks": [check]}
+
+
+def _outliers(declared: OutlierDetection | None) -> Message:
+    if declared is None:
+        return {}
+    return {
+        "outlier_detection": {
+            "consecutive_5xx": declared.consecutive_errors,
+            "base_ejection_time": f"{duration_s(declared.ejection_time):g}s",
+            "max_ejection_percent": declared.max_ejected_percent,
+            # Else one endpoint is left out whatever the percentage, even if it is the only one.
+            "always_eject_one_host": False,
+            "enforcing_success_rate": 0,
+        }
+    }
+
+
+def ca_directory(secret: str) -> str:
+    """Where the Secret called ``secret`` is mounted."""
+    return f"{CA_DIRECTORY}/{sha256(secret.encode()).hexdigest()[:12]}"
+
+
+def _tls(declared: BackendTls, *, is_http2: bool) -> Message:
+    """The socket that speaks TLS, and goes on only with a certificate that has the declared name."""
+    if declared.ca_secret_name is None:
+        trusted: Message = {"filename": SYSTEM_CA_FILE}
+    else:
+        directory = ca_directory(declared.ca_secret_name)
+        trusted = {"filename": f"{directory}/{CA_KEY}", "watched_directory": {"path": directory}}
+    context: Message = {
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2", "tls_maximum_protocol_version": "TLSv1_3"},
+        "validation_context": {
+            "trusted_ca": trusted,
+            "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": declared.server_name}}],
+        },
+    }
+    if is_http2:
+        context["alpn_protocols"] = ["h2"]
+    return extension(
+        "envoy.transport_sockets.tls",
+        "transport_sockets.tls.v3.UpstreamTlsContext",
+        sni=declared.server_name,
+        common_tls_context=context,
+    )
 
 
 def _lb_endpoint(endpoint: Endpoint) -> Message:

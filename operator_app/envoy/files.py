@@ -158,8 +158,12 @@ def text_hash(text: str) -> str:
 def _resources(spec: EnvoyProxySpec, revision: str) -> dict[str, tuple[str, list[Message]]]:
     """The resources of each file, with the prefix of Envoy's statistics about it."""
     listeners = sorted(spec.listeners, key=lambda each: each.name)
+    bound = (listener(each, is_dual_stack=spec.service.is_dual_stack) for each in listeners)
     found = {
-        _listeners_file(revision): (internal.LISTENERS_STAT, _typed(_LISTENER, map(listener, listeners))),
+        _listeners_file(revision): (
+            internal.LISTENERS_STAT,
+            _typed(_LISTENER, bound),
+        ),
         CLUSTERS_FILE: (internal.CLUSTERS_STAT, _typed(_CLUSTER, _clusters(spec))),
     }
     for each in listeners:

@@ -110,7 +110,7 @@ def clusters(http_listeners: Iterable[str]) -> list[Message]:
     ]
 
 
-def readiness_listener() -> Message:
+def readiness_listener(*, is_dual_stack: bool = False) -> Message:
     """The listener that answers ``GET READINESS_PATH`` and ``GET LOADED_PATH``, and every other request with 404."""
     answer = extension(
         "envoy.filters.http.health_check",
@@ -124,19 +124,21 @@ def readiness_listener() -> Message:
         "match": {"path": LOADED_PATH, "headers": _get(LOADED_PATH)},
         "route": {"cluster": ADMIN, "prefix_rewrite": _LOADED_STATS, "timeout": "5s"},
     }
-    return _internal_listener(_READINESS, READINESS_PORT, asked, [answer, router()])
+    return _internal_listener(_READINESS, READINESS_PORT, asked, [answer, router()], is_dual_stack=is_dual_stack)
 
 
-def metrics_listener() -> Message:
+def metrics_listener(*, is_dual_stack: bool = False) -> Message:
     """The listener that answers ``GET METRICS_PATH``, and every other request with 404."""
     asked = {
         "match": {"path": METRICS_PATH, "headers": _get(METRICS_PATH)},
         "route": {"cluster": ADMIN, "timeout": "10s"},
     }
-    return _internal_listener(_METRICS, METRICS_PORT, asked, [router()])
+    return _internal_listener(_METRICS, METRICS_PORT, asked, [router()], is_dual_stack=is_dual_stack)
 
 
-def _internal_listener(name: str, port: int, route: Message, http_filters: list[Message]) -> Message:
+def _internal_listener(
+    name: str, port: int, route: Message, http_filters: list[Message], *, is_dual_stack: bool
+) -> Message:
     """A listener for questions about the proxy: of one route, with bounds of its own on connections and headers."""
     limit = extension(
         "envoy.filters.network.connection_limit",
@@ -154,7 +156,7 @@ def _internal_listener(name: str, port: int, route: Message, http_filters: list[
         route_config={"name": name, "virtual_hosts": [{"name": name, "domains": ["*"], "routes": [route]}]},
         http_filters=http_filters,
     )
-    return tcp_listener(name, port, [limit, serve]) | {
+    return tcp_listener(name, port, [limit, serve], is_dual_stack=is_dual_stack) | {
         "ignore_global_conn_limit": True,
         # A proxy that sheds load is not one that should be restarted.
         "bypass_overload_manager": True,

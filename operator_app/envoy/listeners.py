@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from operator_app.api.connections import ListenerLimits
+from operator_app.api.fields import duration_s
 from operator_app.api.models import Listener, Protocol
 from operator_app.envoy import routes
 from operator_app.envoy.messages import (
@@ -23,15 +25,29 @@ def routes_file(declared: Listener) -> str:
     return f"rds-{declared.name}.json"
 
 
-def listener(declared: Listener) -> Message:
-    """The Envoy listener for a ``declared`` listener of the spec, bound to its container port on every IPv4 address.
+def listener(declared: Listener, *, is_dual_stack: bool = False) -> Message:
+    """The Envoy listener for a ``declared`` listener of the spec, bound to its container port on every address.
 
     It depends on no route: an HTTP listener reads its routes from ``routes_file``, a TCP listener has a cluster of its
     own. Envoy replaces a listener that has changed, and with it the connections, but not one whose routes have.
     """
     name = listener_name(declared)
     serve = _http_filter(name, declared) if declared.protocol is Protocol.HTTP else _tcp_filter(name)
-    return tcp_listener(name, declared.container_port, [serve])
+    filters = [serve]
+    if declared.limits and declared.limits.max_connections:
+        limit = extension(
+            "envoy.filters.network.connection_limit",
+            "filters.network.connection_limit.v3.ConnectionLimit",
+            stat_prefix=name,
+            max_connections=declared.limits.max_connections,
+        )
+        filters.insert(0, limit)
+    message = tcp_listener(name, declared.container_port, filters, is_dual_stack=is_dual_stack)
+    if declared.proxy_protocol:
+        message["listener_filters"] = [
+            extension("envoy.filters.listener.proxy_protocol", "filters.listener.proxy_protocol.v3.ProxyProtocol")
+        ]
+    return message
 
 
 def route_configuration(declared: Listener) -> Message:
@@ -39,7 +55,16 @@ def route_configuration(declared: Listener) -> Message:
 
     A route to a cluster that does not exist (yet) is valid and answers 503.
     """
-    return {"name": listener_name(declared), "virtual_hosts": routes.virtual_hosts(declared.routes)}
+    message: Message = {
+        "name": listener_name(declared),
+        "virtual_hosts": routes.virtual_hosts(declared.routes, https_only=declared.https_redirect),
+    }
+    if declared.hsts is not None:
+        seconds = declared.hsts.max_age_days * 86_400
+        value = f"max-age={seconds}" + ("; includeSubDomains" if declared.hsts.include_subdomains else "")
+        header = {"key": "strict-transport-security", "value": value}
+        message["response_headers_to_add"] = [{"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]
+    return message
 
 
 def _tcp_filter(name: str) -> Message:
@@ -53,10 +78,16 @@ def _tcp_filter(name: str) -> Message:
 
 
 def _http_filter(name: str, declared: Listener) -> Message:
+    limits = declared.limits or ListenerLimits()
+    old: Message = {"accept_http_10": True, "default_host_for_http_10": "http10.invalid"} if declared.http10 else {}
     return http_connection_manager(
         stat_prefix=name,
-        # The TCP peer is taken for the client; X-Forwarded-For of a request is not trusted.
+        # The TCP peer is taken for the client, or the one that so many trusted proxies in front say; nothing else of
+        # a request's X-Forwarded-For is trusted.
         use_remote_address=True,
+        **({"xff_num_trusted_hops": declared.trusted_hops} if declared.trusted_hops else {}),
+        **({"http_protocol_options": old} if old else {}),
+        max_request_headers_kb=limits.max_header_kilobytes,
         normalize_path=True,
         merge_slashes=True,
         # Else a request with %2F could match one route while its backend reads the path of another.
@@ -64,17 +95,17 @@ def _http_filter(name: str, declared: Listener) -> Message:
         strip_any_host_port=True,
         strip_trailing_host_dot=True,
         common_http_protocol_options={
-            "idle_timeout": "3600s",
+            "idle_timeout": f"{duration_s(limits.idle_timeout):g}s",
             # CGI-like backends can't tell X_User from X-User, so a client could set a header that a check has removed.
             # A refusal is visible to the client; dropping the header would change the request silently.
             "headers_with_underscores_action": "REJECT_REQUEST",
         },
         http2_protocol_options={
-            "max_concurrent_streams": 100,
+            "max_concurrent_streams": limits.max_streams,
             "initial_stream_window_size": 64 * 1024,
             "initial_connection_window_size": 1024 * 1024,
         },
-        request_headers_timeout="10s",
+        request_headers_timeout=f"{duration_s(limits.headers_timeout):g}s",
         # The only bound on the time of a request that declares none: five minutes without a byte in either direction.
         stream_idle_timeout="300s",
         upgrade_configs=[{"upgrade_type": "websocket"}],
@@ -86,7 +117,9 @@ def _http_filter(name: str, declared: Listener) -> Message:
 
 def virtual_hosts_bytes(declared: Listener) -> int:
     """The length in bytes of the virtual hosts of a ``declared`` listener as compact JSON in ASCII."""
-    return routes.virtual_hosts_bytes(declared.routes) if declared.protocol is Protocol.HTTP else 0
+    if declared.protocol is not Protocol.HTTP:
+        return 0
+    return routes.virtual_hosts_bytes(declared.routes, https_only=declared.https_redirect)
 
 
 def _access_log(fields: dict[str, str]) -> Message:

@@ -39,11 +39,16 @@ def mounted_file(name: str) -> Message:
     }
 
 
-def tcp_listener(name: str, port: int, filters: list[Message]) -> Message:
-    """A listener on every IPv4 address, whose connections are served by ``filters``."""
+def tcp_listener(name: str, port: int, filters: list[Message], *, is_dual_stack: bool = False) -> Message:
+    """A listener on every IPv4 address, with ``is_dual_stack`` on every IPv6 address too, served by ``filters``.
+
+    Not on both in any case: a node whose kernel has no IPv6 could not bind them.
+    """
+    v4 = address("0.0.0.0", port)  # noqa: S104  (the Pod's address is unknown at this time)
+    both = {"socket_address": {"address": "::", "ipv4_compat": True, "port_value": port}}
     return {
         "name": name,
-        "address": address("0.0.0.0", port),  # noqa: S104  (the Pod's address is unknown at this time)
+        "address": both if is_dual_stack else v4,
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "filter_chains": [{"filters": filters}],
     }

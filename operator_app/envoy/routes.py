@@ -49,17 +49,31 @@ from operator_app.api.routes import (
     Route,
     RouteMatch,
 )
-from operator_app.envoy.clusters import CONNECTION_FAILURES, REPEATABLE, cluster_name
+from operator_app.envoy.clusters import cluster_name
 from operator_app.envoy.messages import Message, extension, router
+
+_REPEATABLE: Final = (Method.GET, Method.HEAD, Method.PUT, Method.DELETE, Method.OPTIONS)
+"""The methods of :class:`Method` that may be sent twice (RFC 9110 section 9.2.2)."""
 
 _UNSENT: Final = "connect-failure,refused-stream,reset-before-request"
 """Failures after which the backend can't have seen the request."""
 
 _RETRY_ON: Final = {
-    RetryOn.CONNECTION: CONNECTION_FAILURES,
+    RetryOn.CONNECTION: "reset",
     RetryOn.GATEWAY_ERROR: "gateway-error",
     RetryOn.SERVER_ERROR: "5xx",
 }
+
+_DEFAULT_RETRIES: Final = {
+    # A backend may close an idle connection at the moment at which a request is sent there.
+    "retry_on": "reset",
+    # One try more could meet another connection that the backend has closed at the same moment.
+    "num_retries": 3,
+    "retriable_request_headers": [
+        {"name": ":method", "string_match": {"exact": each.value}} for each in (Method.GET, Method.HEAD)
+    ],
+}
+"""What routes without ``retries`` do. It stands in every virtual host, so it is short."""
 
 _CORS: Final = "envoy.filters.http.cors"
 _ACCESS: Final = "envoy.filters.http.rbac"
@@ -84,7 +98,7 @@ def filters() -> list[Message]:
     return [*(each | {"disabled": True} for each in optional), router()]
 
 
-def virtual_hosts_bytes(routes: tuple[Route, ...]) -> int:
+def virtual_hosts_bytes(routes: tuple[Route, ...], *, https_only: bool = False) -> int:
     """The length in bytes of :func:`virtual_hosts` as compact JSON in ASCII.
 
     Computed without building them: a route that several virtual hosts share is encoded once.
@@ -93,12 +107,12 @@ def virtual_hosts_bytes(routes: tuple[Route, ...]) -> int:
     # Each virtual host, and each route, is followed by a comma or by the bracket that closes its list.
     route_bytes = [sum(_json_bytes(entry) + 1 for entry in _entries(route)) for route in by_rank]
     return 1 + sum(
-        _json_bytes(_virtual_host(domains)) + sum(route_bytes[position] for position in served)
+        _json_bytes(_virtual_host(domains, https_only=https_only)) + sum(route_bytes[position] for position in served)
         for served, domains in sharing.items()
     )
 
 
-def virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
+def virtual_hosts(routes: tuple[Route, ...], *, https_only: bool = False) -> list[Message]:
     """The virtual hosts of a listener, one for all domains that have the same routes in the same order.
 
     Virtual hosts that serve the same route contain the same object.
@@ -106,13 +120,15 @@ def virtual_hosts(routes: tuple[Route, ...]) -> list[Message]:
     by_rank, sharing = _shared_routes(routes)
     rendered = [list(_entries(route)) for route in by_rank]
     return [
-        _virtual_host(domains) | {"routes": [entry for position in served for entry in rendered[position]]}
+        _virtual_host(domains, https_only=https_only)
+        | {"routes": [entry for position in served for entry in rendered[position]]}
         for served, domains in sharing.items()
     ]
 
 
-def _virtual_host(domains: list[str]) -> Message:
-    return {"name": domains[0], "domains": domains, "routes": []}
+def _virtual_host(domains: list[str], *, https_only: bool) -> Message:
+    redirect = {"require_tls": "ALL"} if https_only else {}
+    return {"name": domains[0], "domains": domains, "retry_policy": _DEFAULT_RETRIES, "routes": []} | redirect
 
 
 def _shared_routes(routes: tuple[Route, ...]) -> tuple[list[Route], dict[tuple[int, ...], list[str]]]:
@@ -182,10 +198,10 @@ def _entries(route: Route) -> Iterator[Message]:
             preflight = [_header(":method", "OPTIONS"), _header("access-control-request-method", match.method)]
             yield _entry(path, preflight, common, _answer(route, rewrite, _retry_policy(route.retries)))
         if route.retries is None or match.method:
-            policy = _retry_policy(route.retries, is_repeatable=match.method in REPEATABLE)
+            policy = _retry_policy(route.retries, is_repeatable=match.method in _REPEATABLE)
             yield _entry(path, others, common, _answer(route, rewrite, policy))
         else:
-            once = [_header(":method", each.value) | {"invert_match": True} for each in REPEATABLE]
+            once = [_header(":method", each.value) | {"invert_match": True} for each in _REPEATABLE]
             unsent = _retry_policy(route.retries, is_repeatable=False)
             yield _entry(path, [*once, *others], common, _answer(route, rewrite, unsent))
             yield _entry(path, others, common, _answer(route, rewrite, _retry_policy(route.retries)))
@@ -249,7 +265,7 @@ def _answer(route: Route, rewrite: str | None, retry_policy: Message | None) -> 
 
 
 def _retry_policy(retries: Retries | None, *, is_repeatable: bool = True) -> Message | None:
-    """The policy of a route; ``None`` where that of the cluster applies."""
+    """The policy of a route; ``None`` where that of the virtual host applies."""
     if retries is None:
         return None
     conditions = retries.on or (RetryOn.CONNECTION, RetryOn.GATEWAY_ERROR)

@@ -12,7 +12,7 @@ Guarantees
     - Inside the operator, work for no shard carries ``NO_TOKEN`` and can't write. Code that carries no token at all (a
       command, a test) may write: it was never promised to be the only writer.
 
-What does not belong here: how tokens are acquired and renewed (``sharding.leases``), and a write that was checked in
+What does not belong here: how tokens are acquired and renewed (``sharding.election``), and a write that was checked in
 time and arrives late; its preconditions make that harmless (``docs/adr/0014-leases-and-shards.md``).
 """
 

@@ -8,9 +8,11 @@ live proxy is left to the operator: ``fix`` removes only what provably belongs t
 """
 
 import json
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -20,7 +22,10 @@ from operator_app.api.kinds import (
     ENVOY_PROXY,
     FIELD_MANAGER,
     HOSTNAME_CLAIM,
+    HOSTNAME_POLICY,
     LABEL_MANAGED_BY,
+    LABEL_TENANT,
+    NAMESPACE,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -28,14 +33,15 @@ from operator_app.api.kinds import (
     key_of,
 )
 from operator_app.api.records import RecordState
-from operator_app.errors import OperatorError, TerminalError, TransientError
+from operator_app.errors import ForbiddenError, OperatorError, TerminalError, TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
 from operator_app.kube.turns import Turns
-from operator_app.registration.claims import owner_uid
+from operator_app.registration.claims import owner_uid, released_at
 from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry, Name, proxy_of
-from operator_app.registration.registrar import CALL_TIMEOUT_S, Registries
+from operator_app.registration.policy import refusal as refusal_of_policies
+from operator_app.registration.registrar import CALL_TIMEOUT_S, Registries, was_never_published
 from operator_app.registration.registry import OutsideRecord, Registry
 from operator_app.results import Outcome
 
@@ -55,12 +61,27 @@ class FindingKind(StrEnum):
     CLAIM_WITHOUT_PROXY = "claim-without-proxy"
     REMOVAL_PENDING = "removal-pending"
     """The proxy was deleted while a registry was down; the operator goes on trying to remove its records."""
+    DANGLING_ADDRESS = "dangling-address"
+    """An address of a deleted proxy is left outside, because the proof that the operator wrote it was removed."""
+    NEWER_RECORD = "newer-record"
+    """A record was made from a newer generation than the proxy has: the cluster was restored to an older state."""
+    HOSTNAME_NOT_ALLOWED = "hostname-not-allowed"
+    """A proxy has a hostname that no policy allows its namespace any more."""
 
 
 FIXABLE: Final = frozenset(
-    {FindingKind.RECORD_WITHOUT_PROXY, FindingKind.CLAIM_WITHOUT_PROXY, FindingKind.REMOVAL_PENDING}
+    {
+        FindingKind.RECORD_WITHOUT_PROXY,
+        FindingKind.CLAIM_WITHOUT_PROXY,
+        FindingKind.REMOVAL_PENDING,
+        FindingKind.WRONG_OWNER,
+        FindingKind.NEWER_RECORD,
+    }
 )
-"""Findings about deleted proxies. The others are left to the operator, or to people."""
+"""Findings about what provably is a proxy's own or a deleted one's. The others are left to the operator or people."""
+
+_OF_LIVE: Final = frozenset({FindingKind.WRONG_OWNER, FindingKind.NEWER_RECORD})
+"""Findings about proxies that exist, due to entries that were lost, or to versions that went back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +102,9 @@ class Finding:
 class Survey:
     """The input of an audit. ``proxies`` are the live ones, by UID; ``outside`` has the records by registry.
 
+    ``generations`` are those of the live proxies, by UID. ``labels`` are the labels of namespaces, as far as they could
+    be read, and ``policies`` who may have which hostname; ``apexes`` are the zones of the registries.
+
     A registry that could not be read is missing in ``outside``. There are no findings about proxies outside of
     ``namespaces``; without any, all namespaces are audited.
     """
@@ -90,6 +114,14 @@ class Survey:
     claims: Sequence[Object]
     outside: Mapping[str, Sequence[OutsideRecord]]
     namespaces: Sequence[str] = ()
+    generations: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    policies: Sequence[Object] = ()
+    apexes: Sequence[str] = ()
+
+    def tenant_of(self, namespace: str) -> str:
+        """The tenant of a namespace: its label, or its own name."""
+        return self.labels.get(namespace, {}).get(LABEL_TENANT) or namespace
 
 
 def findings(survey: Survey) -> tuple[Finding, ...]:
@@ -103,8 +135,8 @@ def findings(survey: Survey) -> tuple[Finding, ...]:
     ]
     for claim in survey.claims:
         uid = owner_uid(claim)
-        # A deleted proxy keeps its claims as long as it has an entry.
-        if uid not in survey.proxies and uid not in entries:
+        # A deleted proxy keeps its claims as long as it has an entry, and one that rests is kept for its tenant.
+        if uid not in survey.proxies and uid not in entries and released_at(claim) is None:
             name = claim["metadata"]["name"]
             found.append(Finding(FindingKind.CLAIM_WITHOUT_PROXY, IN_CLUSTER, name, proxy_of(claim), uid))
     # A UID that is known outside only may be of a namespace that was not listed.
@@ -123,7 +155,17 @@ def _of_entries(survey: Survey) -> list[Finding]:
                 found.append(Finding(FindingKind.REMOVAL_PENDING, IN_CLUSTER, name, entry.proxy, entry.uid))
             elif entry.state is RecordState.REGISTERED:
                 found.append(Finding(FindingKind.RECORD_WITHOUT_PROXY, IN_CLUSTER, name, entry.proxy, entry.uid))
+            elif entry.state is RecordState.LEFT:
+                kind = FindingKind.DANGLING_ADDRESS
+                found += [Finding(kind, *each, entry.proxy, entry.uid) for each in sorted(entry.names)]
             continue
+        if entry.object["spec"].get("generation", 0) > survey.generations.get(entry.uid, math.inf):
+            found.append(Finding(FindingKind.NEWER_RECORD, IN_CLUSTER, name, entry.proxy, entry.uid))
+        if survey.policies and entry.hostname is not None and entry.proxy.namespace in survey.labels:
+            place, labels = entry.proxy.namespace, survey.labels[entry.proxy.namespace]
+            if refusal_of_policies(survey.policies, place, labels, entry.hostname, survey.apexes) is not None:
+                kind, registry = FindingKind.HOSTNAME_NOT_ALLOWED, entry.object["spec"]["registry"]
+                found.append(Finding(kind, registry, entry.hostname, entry.proxy, entry.uid))
         is_readable = published is not None and published.registry in survey.outside
         if published is not None and is_readable and (published.registry, entry.uid, published.hostname) not in outside:
             kind = FindingKind.PROXY_WITHOUT_RECORD
@@ -141,6 +183,9 @@ def _of_outside(survey: Survey, entries: Mapping[str, LedgerEntry]) -> list[Find
                 kind = FindingKind.WRONG_OWNER if is_live else FindingKind.RECORD_WITHOUT_PROXY
                 proxy = survey.proxies.get(record.uid) or (entry.proxy if entry is not None else record.proxy)
                 found.append(Finding(kind, registry, record.name, proxy, record.uid))
+            elif (record.generation or 0) > survey.generations.get(record.uid, math.inf):
+                kind = FindingKind.NEWER_RECORD
+                found.append(Finding(kind, registry, record.name, survey.proxies.get(record.uid), record.uid))
     return found
 
 
@@ -177,37 +222,75 @@ async def survey(
     *,
     namespace: str,
     namespaces: Sequence[str] = (),
+    apexes: Sequence[str] = (),
 ) -> Survey:
     """Read the cluster; ``namespace`` is the operator's, ``namespaces`` are those that it serves, if not all.
+
+    ``apexes`` are the zones of the registries.
 
     EnvoyProxies are listed last: a UID that was found in a record before and is not among them has been deleted, since
     UIDs are never reused. Raises the API server's errors.
     """
     entries = [_entry(each) async for each in _listed(cluster, PROXY_REGISTRATION, namespace, _OURS)]
-    claims = [_identity(each) async for each in _listed(cluster, HOSTNAME_CLAIM, namespace, _OURS)]
+    claims = [
+        _identity(each) async for each in _listed(cluster, HOSTNAME_CLAIM, None, _OURS) if _is_of(each, namespace)
+    ]
+    policies = [each async for each in _listed(cluster, HOSTNAME_POLICY, None, None)]
+    labels = await _labels(cluster, {each.proxy.namespace for each in entries}, namespaces)
     proxies: dict[str, Key] = {}
+    generations: dict[str, int] = {}
     for scope in namespaces or (None,):
         async for each in _listed(cluster, ENVOY_PROXY, scope, None):
             proxies[each["metadata"]["uid"]] = key_of(each)
-    return Survey(proxies, entries, claims, outside, namespaces)
+            generations[each["metadata"]["uid"]] = each["metadata"]["generation"]
+    return Survey(proxies, entries, claims, outside, namespaces, generations, labels, policies, apexes)
+
+
+async def _labels(cluster: Cluster, named: AbstractSet[str], served: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The labels of the ``named`` namespaces; only those of ``served`` can be read, if there are any."""
+    if not served:
+        found = [each async for each in _listed(cluster, NAMESPACE, None, None)]
+    else:
+        read = [await _namespace(cluster, name) for name in sorted(named & set(served))]
+        found = [each for each in read if each is not None]
+    return {
+        each["metadata"]["name"]: each["metadata"].get("labels") or {}
+        for each in found
+        if each["metadata"]["name"] in named
+    }
+
+
+async def _namespace(cluster: Cluster, name: str) -> Object | None:
+    """A namespace; ``None`` where it may not be read."""
+    try:
+        return await cluster.get(NAMESPACE, Key("", name))
+    except ForbiddenError:
+        return None
 
 
 async def survey_of(
-    store: Store, outside: Mapping[str, Sequence[OutsideRecord]], *, namespaces: Sequence[str] = ()
+    store: Store, outside: Mapping[str, Sequence[OutsideRecord]], *, namespace: str, namespaces: Sequence[str] = ()
 ) -> Survey:
     """The same from the store of a running operator, without a request; other tasks run in between."""
     entries = [_entry(each) async for each in _stored(store, PROXY_REGISTRATION)]
-    claims = [_identity(each) async for each in _stored(store, HOSTNAME_CLAIM)]
-    proxies = {each["metadata"]["uid"]: key_of(each) async for each in _stored(store, ENVOY_PROXY)}
-    return Survey(proxies, entries, claims, outside, namespaces)
+    claims = [_identity(each) async for each in _stored(store, HOSTNAME_CLAIM) if _is_of(each, namespace)]
+    proxies: dict[str, Key] = {}
+    generations: dict[str, int] = {}
+    async for each in _stored(store, ENVOY_PROXY):
+        proxies[each["metadata"]["uid"]] = key_of(each)
+        generations[each["metadata"]["uid"]] = each["metadata"]["generation"]
+    return Survey(proxies, entries, claims, outside, namespaces, generations)
 
 
 async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, namespace: str) -> bool:
-    """Remove what a deleted proxy has left. Returns False where nothing was removed.
+    """Remove what a deleted proxy has left, or repair what an older state of the cluster has left of a live one.
 
-    Proxy, entry, claim and record are read once more before: what has become alive since the survey, what is orphaned
-    by policy and what is not ours stays. Raises the registry's and the API server's errors.
+    Returns False where nothing was done. Proxy, entry, claim and record are read once more before: what has become
+    alive since the survey, what is orphaned by policy and what is not ours stays. Raises the registry's and the API
+    server's errors.
     """
+    if finding.kind in _OF_LIVE:
+        return await _fix_of_live(cluster, registries, finding, namespace=namespace)
     if finding.kind not in FIXABLE or await _is_live(cluster, finding):
         return False
     stored = await cluster.get(PROXY_REGISTRATION, Key(namespace, f"proxy-{finding.uid}"))
@@ -215,8 +298,31 @@ async def fix(cluster: Cluster, registries: Registries, finding: Finding, *, nam
     if finding.registry != IN_CLUSTER:
         return await _fix_outside(registries, finding, entry)
     if finding.kind is FindingKind.CLAIM_WITHOUT_PROXY:
-        return entry is None and await _fix_claim(cluster, finding.uid, Key(namespace, finding.name))
+        return entry is None and await _fix_claim(cluster, finding.uid, Key("", finding.name))
     return entry is not None and await _fix_entry(cluster, registries, entry)
+
+
+async def _fix_of_live(cluster: Cluster, registries: Registries, finding: Finding, *, namespace: str) -> bool:
+    """Repair a record of a proxy that exists: one that its entry does not name, or that is newer than the proxy."""
+    proxy = None if finding.proxy is None else await cluster.get(ENVOY_PROXY, finding.proxy)
+    stored = await cluster.get(PROXY_REGISTRATION, Key(namespace, f"proxy-{finding.uid}"))
+    if proxy is None or stored is None or proxy["metadata"]["uid"] != finding.uid or owner_uid(stored) != finding.uid:
+        return False
+    entry, generation = LedgerEntry(stored), proxy["metadata"]["generation"]
+    name = Name(finding.registry, finding.name)
+    if finding.kind is FindingKind.WRONG_OWNER:
+        declared = (proxy["spec"].get("registration") or {}).get("hostname")
+        return finding.name != declared and await _fix_outside(registries, finding, entry)
+    if finding.registry == IN_CLUSTER:
+        # An entry never goes back, so it is made anew; what it named besides is found outside by the next audit.
+        version = stored["metadata"]["resourceVersion"]
+        is_newer = stored["spec"]["generation"] > generation
+        key, uid = key_of(stored), stored["metadata"]["uid"]
+        return is_newer and await cluster.delete(PROXY_REGISTRATION, key, uid=uid, resource_version=version)
+    if entry.published != name:
+        return False
+    record = replace(entry.record_of(name), generation=generation, is_held=True, replaces_newer=True)
+    return (await registries.outside[finding.registry].register(record)).problem is None
 
 
 async def _fix_outside(registries: Registries, finding: Finding, entry: LedgerEntry | None) -> bool:
@@ -245,10 +351,14 @@ async def _fix_entry(cluster: Cluster, registries: Registries, entry: LedgerEntr
         unknown = registries.unknown(name.registry)
         if unknown is not None:
             raise TerminalError(unknown.reason, unknown.message, kind=PROXY_REGISTRATION, key=key)
-        await registries.outside[name.registry].deregister(entry.uid, name.hostname, former=former)
+        try:
+            await registries.outside[name.registry].deregister(entry.uid, name.hostname, former=former)
+        except TerminalError as error:
+            if not was_never_published(error, entry, name):
+                raise
     version = metadata["resourceVersion"]
     is_removed = await cluster.delete(PROXY_REGISTRATION, key, uid=metadata["uid"], resource_version=version)
-    async for claim in _listed(cluster, HOSTNAME_CLAIM, key.namespace, _OURS):
+    async for claim in _listed(cluster, HOSTNAME_CLAIM, None, _OURS):
         if owner_uid(claim) == entry.uid:
             await cluster.delete(HOSTNAME_CLAIM, key_of(claim), uid=claim["metadata"]["uid"])
     return is_removed
@@ -278,11 +388,18 @@ def refusal(survey: Survey, installation: Installation | None) -> str | None:
 
 
 def orphans(survey: Survey) -> dict[str, tuple[LedgerEntry, ...]]:
-    """The entries that ``deletionPolicy: Orphan`` keeps for proxies that are gone, by namespace. Pure."""
+    """The entries that ``deletionPolicy: Orphan`` keeps for proxies that are gone, by tenant. Pure."""
     kept = [each for each in survey.entries if each.state is RecordState.ORPHANED]
     audited = [each for each in kept if not survey.namespaces or each.proxy.namespace in survey.namespaces]
-    namespaces = sorted({each.proxy.namespace for each in audited})
-    return {name: tuple(each for each in audited if each.proxy.namespace == name) for name in namespaces}
+    tenants = sorted({survey.tenant_of(each.proxy.namespace) for each in audited})
+    return {name: tuple(each for each in audited if survey.tenant_of(each.proxy.namespace) == name) for name in tenants}
+
+
+def resting(survey: Survey) -> tuple[Object, ...]:
+    """The claims on hostnames that were given back and rest, sorted by name. Pure."""
+    claims = [each for each in survey.claims if released_at(each) is not None]
+    audited = [each for each in claims if not survey.namespaces or proxy_of(each).namespace in survey.namespaces]
+    return tuple(sorted(audited, key=lambda each: str(each["metadata"]["name"])))
 
 
 def as_json(
@@ -302,11 +419,19 @@ def as_json(
             for each in found
         ],
         "orphans": {
-            namespace: [
+            tenant: [
                 {"entry": f"proxy-{each.uid}", "proxy": str(each.proxy), "hostname": each.hostname} for each in entries
             ]
-            for namespace, entries in orphans(survey).items()
+            for tenant, entries in orphans(survey).items()
         },
+        "resting": [
+            {
+                "hostname": each["metadata"]["name"],
+                "proxy": str(proxy_of(each)),
+                "released": each["spec"]["releasedAt"],
+            }
+            for each in resting(survey)
+        ],
         "unread": {name: str(error) for name, error in unread.items()},
         "proxies": len(survey.proxies),
         "records": len(survey.entries),
@@ -356,5 +481,11 @@ def _entry(registration: Object) -> LedgerEntry:
 
 
 def _identity(claim: Object) -> Object:
-    """A HostnameClaim's name and the proxy that it is for."""
-    return {"metadata": {"name": claim["metadata"]["name"]}, "spec": {"proxy": claim["spec"]["proxy"]}}
+    """A HostnameClaim's name, the proxy that it is for, and when it was given back."""
+    spec = {name: claim["spec"][name] for name in ("proxy", "releasedAt") if name in claim["spec"]}
+    return {"metadata": {"name": claim["metadata"]["name"]}, "spec": spec}
+
+
+def _is_of(claim: Object, installation: str) -> bool:
+    """Whether the operator in this namespace took a HostnameClaim; others of the cluster see to theirs."""
+    return bool(claim["spec"].get("installation") == installation)

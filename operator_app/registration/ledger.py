@@ -14,7 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from operator_app.api.kinds import FIELD_MANAGER, LABEL_MANAGED_BY, PROXY_REGISTRATION, Key, Kind, Object
+from operator_app.api.kinds import (
+    ENVOY_PROXY,
+    FIELD_MANAGER,
+    LABEL_MANAGED_BY,
+    PROXY_REGISTRATION,
+    Key,
+    Kind,
+    Object,
+    key_of,
+)
 from operator_app.api.records import RecordState
 from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck
 from operator_app.errors import ConflictError
@@ -81,6 +90,20 @@ class LedgerEntry:
         """Every name that may be published for this proxy."""
         return self.retiring if self.published is None else self.retiring | {self.published}
 
+    def record_of(self, name: Name) -> Record:
+        """What the entry says of one of its names, as a registry gets it; the ports are left out."""
+        spec = self.object["spec"]
+        return Record(
+            uid=self.uid,
+            generation=spec["generation"],
+            proxy=self.proxy,
+            hostname=name.hostname,
+            address=spec["address"],
+            more_addresses=tuple(spec.get("moreAddresses") or ()),
+            ports=(),
+            ttl_s=spec.get("ttl"),
+        )
+
     @property
     def installations(self) -> tuple[str, ...]:
         """The installations that the records of these names may carry, the latest last."""
@@ -91,6 +114,20 @@ class LedgerEntry:
         """Whether the registry has confirmed exactly this generation of the entry."""
         confirmed = (self.object.get("status") or {}).get("confirmedGeneration")
         return bool(confirmed == self.object["metadata"]["generation"])
+
+    @property
+    def confirmed_hostname(self) -> str | None:
+        """The hostname that a registry has confirmed last, whatever has changed since."""
+        hostname: str | None = (self.object.get("status") or {}).get("confirmedHostname")
+        return self.hostname if hostname is None and self.is_confirmed else hostname
+
+    def may_be_published(self, name: Name) -> bool:
+        """Whether ``name`` was ever confirmed, so that it is outside until its removal is confirmed.
+
+        Only for names that a registry says it could not have published: any other name of the entry may be outside,
+        since a crash can come between a write outside and its confirmation.
+        """
+        return name.hostname == self.confirmed_hostname
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +174,25 @@ class Ledger:
         """The entry that the store has of the incarnation of ``proxy`` with this UID."""
         return next((each for each in self.entries_of(proxy) if each.uid == uid), None)
 
+    def holder_of(self, hostname: str, *, except_uid: str) -> str | None:
+        """The UID of another proxy that declares ``hostname`` and for which a registry has confirmed it, if any."""
+        for proxy in self._store.indexed(ENVOY_PROXY, hostname):
+            uid: str = proxy["metadata"]["uid"]
+            entry = None if uid == except_uid else self.known(key_of(proxy), uid)
+            if entry is not None and entry.hostname == entry.confirmed_hostname == hostname:
+                return uid
+        return None
+
+    def is_declared_by(self, hostname: str, uid: str) -> bool:
+        """Whether the proxy with this UID exists and declares ``hostname``."""
+        return any(each["metadata"]["uid"] == uid for each in self._store.indexed(ENVOY_PROXY, hostname))
+
+    def orphans(self, is_counted: Callable[[str], bool]) -> tuple[LedgerEntry, ...]:
+        """The orphaned entries of proxies in all namespaces that are counted."""
+        keys = [each for each in self._store.index_values(PROXY_REGISTRATION) if is_counted(each.namespace)]
+        entries = (entry for key in keys for entry in self.entries_of(key))
+        return tuple(each for each in entries if each.state is RecordState.ORPHANED)
+
     async def find(self, uid: str) -> LedgerEntry | None:
         """The entry of the proxy with this UID, from the store, or else from the API server. Raises its errors."""
         key = self._key(uid)
@@ -178,11 +234,15 @@ class Ledger:
 
     async def confirm(self, entry: LedgerEntry) -> None:
         """Store that the registry has exactly this generation of the entry."""
-        await self._write_confirmed(entry, entry.object["metadata"]["generation"])
+        await self._write_confirmed(entry, entry.object["metadata"]["generation"], entry.hostname)
 
     async def unconfirm(self, entry: LedgerEntry) -> None:
         """Store that the registry does not have what it had confirmed: later reconciles call it again."""
-        await self._write_confirmed(entry, 0)
+        await self._write_confirmed(entry, 0, entry.confirmed_hostname)
+
+    async def forget_confirmed(self, entry: LedgerEntry) -> None:
+        """Store that the hostname which was confirmed last is not outside any more."""
+        await self._write_confirmed(entry, 0, None)
 
     async def set_state(self, entry: LedgerEntry, state: RecordState) -> None:
         """Write why the entry is kept although its proxy goes."""
@@ -208,10 +268,11 @@ class Ledger:
         await self._applier.delete(PROXY_REGISTRATION, entry.object, at_this_version=True)
         self._sink(Deleted(PROXY_REGISTRATION, entry.object))
 
-    async def _write_confirmed(self, entry: LedgerEntry, generation: int) -> None:
+    async def _write_confirmed(self, entry: LedgerEntry, generation: int, hostname: str | None) -> None:
         """Apply the status to exactly the version that was read: the resourceVersion pins it, a UID would not."""
         metadata = {name: entry.object["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
-        body = _object(metadata) | {"status": {"confirmedGeneration": generation}}
+        status = {"confirmedGeneration": generation} | ({} if hostname is None else {"confirmedHostname": hostname})
+        body = _object(metadata) | {"status": status}
         applied = await self._cluster.apply(PROXY_REGISTRATION, body, force=True, subresource="status")
         self._learn(entry, applied.object)
 

@@ -15,6 +15,7 @@ until it closes, every call to that registry fails at once with the same message
 How a registry stores a record does not belong here, nor does the time of the next reconcile.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -34,9 +35,10 @@ from operator_app.errors import (
 )
 from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker, CircuitOpenError
-from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_TAKEN, Claims
+from operator_app.registration.claims import HOSTNAME_ORPHANED, HOSTNAME_RESTING, HOSTNAME_TAKEN, Claims
 from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import IN_CLUSTER, Ledger, LedgerEntry, Name
+from operator_app.registration.policy import HOSTNAME_NOT_ALLOWED, Policies
 from operator_app.registration.registry import Comparison, Record, Registration, Registry
 from operator_app.registration.withdrawal import Declared, Shown, State, shown
 from operator_app.results import Outcome, Problem
@@ -54,8 +56,25 @@ MIN_REQUEUE_S: Final = 1.0
 ADDRESS_UNUSABLE: Final = "AddressUnusable"
 """The reason of a registry that can't publish an address; what it published of another one before is removed."""
 
-TAKEN: Final = frozenset({HOSTNAME_TAKEN, HOSTNAME_ORPHANED, "PreviousIncarnation"})
-"""Reasons of a claim that another proxy has. Any other problem with a claim says nothing about who has the hostname."""
+TAKEN: Final = frozenset(
+    {HOSTNAME_TAKEN, HOSTNAME_ORPHANED, HOSTNAME_RESTING, HOSTNAME_NOT_ALLOWED, "PreviousIncarnation"}
+)
+"""Reasons of a hostname that the proxy does not have. Any other problem with a claim does not tell who has it."""
+
+ADDRESS_LEFT: Final = "AddressLeft"
+"""The reason of an address that stays outside, because nothing says any more that the operator wrote it."""
+
+TOO_MANY_ORPHANS: Final = "TooManyOrphans"
+"""The reason of a deletion that would leave more records outside than one tenant may."""
+
+LEFT_RETRY_S: Final = 300.0
+"""An address that is left outside is looked at again after this time at the earliest."""
+
+POLICY_RETRY_S: Final = 60.0
+"""After this time a refused hostname is held against the policies again: a namespace's labels are not watched."""
+
+NOT_TO_PUBLISH: Final = frozenset({"ZoneNotConfigured", "HostnameTooLong"})
+"""Reasons of a registry that has no place for a hostname. What it never confirmed was never published there."""
 
 RETIRING_LIMIT: Final = 32
 """With this many retiring names, their records are removed before another name is published: an entry can list 64."""
@@ -83,10 +102,11 @@ class Registries:
 class Registrar:
     """Registers and deregisters proxies. One instance for the operator; one call at a time for each proxy.
 
-    ``mono`` is a monotonic clock in seconds.
+    ``mono`` is a monotonic clock in seconds. Of one tenant at most ``orphan_limit`` records stay outside for proxies
+    that are gone; ``tenant_of`` gives the tenant of a namespace.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each step of a registration
         self,
         ledger: Ledger,
         claims: Claims,
@@ -94,8 +114,16 @@ class Registrar:
         backoff: Backoff,
         circuit: CircuitBreaker,
         *,
+        policies: Policies | None = None,
+        orphan_limit: int = 100,
+        tenant_of: Callable[[str], str] = lambda namespace: namespace,
         mono: Callable[[], float],
     ) -> None:
+        self._policies = policies
+        self._orphan_limit = orphan_limit
+        self._tenant_of = tenant_of
+        self._given_way: dict[str, tuple[str, str]] = {}
+        self._left_at_mono: dict[str, float] = {}
         self._ledger = ledger
         self._claims = claims
         self._registries = registries
@@ -117,9 +145,12 @@ class Registrar:
         claim = await self._acquire_claim(record)
         if claim.problem is not None and claim.problem.reason not in TAKEN:
             return await self.withdraw(record, name, State.CLAIM_UNCERTAIN) or claim
+        if claim.problem is not None and await self._has_outside(record, name):
+            return await self.withdraw(record, name, State.CLAIM_LOST) or claim
         if claim.problem is not None:
             # The old hostname is released all the same: otherwise two proxies that swap names wait for ever.
             record = replace(record, hostname=None)
+        await self._forget_removed(record)
         written = await self._ledger.write(record, name, removed=await self._remove_excess_retiring(record, name))
         if written.entry is None:
             return written.registration
@@ -170,34 +201,74 @@ class Registrar:
             return hindrance
         return None
 
-    async def deregister(self, proxy: Key, uid: str) -> None:
+    async def deregister(self, proxy: Key, uid: str) -> str | None:
         """Remove records, entry and claims of the proxy with this UID; when this returns, the removal is confirmed.
 
         Of an orphaned entry (``deletionPolicy: Orphan``) only the retiring names are removed. What an entry names that
         another cluster wrote is left to that cluster. Raises the registry's and the API server's errors; the records
         that could be removed before that are removed.
+
+        Returns a sentence where an address stays outside, because the proof that the operator wrote it was removed: the
+        entry is kept then, for audits, and looked at again by each resync.
         """
         self._backoff.forget(uid)
+        self._given_way.pop(uid, None)
         entry = await self._ledger.find(uid)
         if entry is not None and self._ledger.is_of_another_cluster(entry):
             names = [each._asdict() for each in sorted(entry.names)]
             log.warning("records_left_to_another_cluster", proxy=str(proxy), uid=uid, names=names)
             await self._ledger.delete(entry)
+            await self._claims.remove(proxy, uid)
         elif entry is not None and entry.state is RecordState.ORPHANED:
             await self._remove_records(entry, entry.retiring)
-            await self._ledger.remove_retired(entry)
-            return
-        elif entry is not None:
-            await self._remove_records(entry, entry.names)
+            if entry.published is not None:
+                await self._ledger.remove_retired(entry)
+                return None
             await self._ledger.delete(entry)
+        elif entry is not None:
+            left = await self._left_of(entry)
+            if left is not None:
+                self._left_at_mono[uid] = self._mono()
+                await self._ledger.set_state(entry, RecordState.LEFT)
+                await self._claims.release(proxy, uid)
+                return left
+            await self._ledger.delete(entry)
+        self._left_at_mono.pop(uid, None)
         await self._claims.release(proxy, uid)
+        return None
+
+    async def _left_of(self, entry: LedgerEntry) -> str | None:
+        """Remove every record that the entry names; a sentence where an address stays. Raises any other error."""
+        try:
+            await self._remove_records(entry, entry.names)
+        except TerminalError as error:
+            if error.reason != ADDRESS_LEFT:
+                raise
+            return error.message
+        return None
 
     async def orphan(self, uid: str) -> None:
         """Mark the entry as orphaned: it, its record outside and its claim stay after the proxy is deleted.
 
-        An entry that has no name outside is deleted with its claim instead.
+        An entry that has no name outside is deleted with its claim instead. Raises ``TerminalError``
+        (``TooManyOrphans``) where the proxy's tenant has as many as it may.
         """
+        await self._refuse_too_many(uid)
         await self._keep_entry(uid, RecordState.ORPHANED)
+
+    async def _refuse_too_many(self, uid: str) -> None:
+        entry = await self._ledger.find(uid)
+        if entry is None or not entry.names:
+            return
+        tenant = self._tenant_of(entry.proxy.namespace)
+        orphans = self._ledger.orphans(lambda namespace: self._tenant_of(namespace) == tenant)
+        if sum(each.uid != uid for each in orphans) >= self._orphan_limit:
+            message = (
+                f"the tenant {tenant} has {self._orphan_limit} records outside of proxies that are gone, and no more "
+                "are kept (OPERATOR_APP_KEPT_PER_TENANT): have some of their ProxyRegistrations deleted, or set "
+                "spec.deletionPolicy to Delete"
+            )
+            raise TerminalError(TOO_MANY_ORPHANS, message)
 
     async def abandon(self, uid: str) -> None:
         """Mark the entry as abandoned: the proxy goes before its record is removed, and removal is retried later."""
@@ -207,11 +278,18 @@ class Registrar:
         """UIDs of previous incarnations of ``proxy`` of which a record or a claim has yet to be removed.
 
         ``live_uid`` is that of the present incarnation, if there is one. An orphaned entry counts only while it has
-        retiring names, or where it was restored from another cluster.
+        retiring names, or where it was restored from another cluster, and one whose address is left outside only once
+        in ``LEFT_RETRY_S`` seconds.
         """
         entries = self._ledger.entries_of(proxy)
         ours = [each for each in entries if not self._ledger.is_of_another_cluster(each)]
         orphaned = {each.uid for each in ours if each.state is RecordState.ORPHANED}
+        now_mono = self._mono()
+        orphaned |= {
+            each.uid
+            for each in ours
+            if each.state is RecordState.LEFT and now_mono - self._left_at_mono.get(each.uid, -math.inf) < LEFT_RETRY_S
+        }
         pending = {each.uid for each in entries if each.uid not in orphaned or each.retiring}
         return tuple(sorted((pending | (self._claims.owner_uids(proxy) - orphaned)) - {live_uid}))
 
@@ -228,6 +306,16 @@ class Registrar:
     async def _acquire_claim(self, record: Record) -> Registration:
         if record.hostname is None:
             return Registration(Outcome.UNCHANGED)
+        if self._policies is not None and not self._has(record.hostname, record):
+            refused = await self._policies.problem(record.hostname, record.proxy.namespace)
+            if refused is not None:
+                return Registration(Outcome.SKIPPED, refused, requeue_after_s=POLICY_RETRY_S)
+        if self._is_held_by_another(record.hostname, record):
+            # Its claim was lost, and this proxy's came first: whoever has the record outside keeps the name.
+            await self._claims.remove(record.proxy, record.uid, record.hostname)
+            message = f"another proxy has the hostname {record.hostname} outside: choose another one, or wait"
+            taken = Problem(HOSTNAME_TAKEN, message, needs_user_action=True, ends_with_event=True)
+            return Registration(Outcome.SKIPPED, taken)
         claim = await self._claims.acquire(record.hostname, record.proxy, record.uid)
         orphans = (each for each in self._ledger.entries_of(record.proxy) if each.state is RecordState.ORPHANED)
         orphan = next((each for each in orphans if each.hostname == record.hostname), None)
@@ -238,6 +326,52 @@ class Registrar:
             f"{record.hostname}: choose another one, or have its ProxyRegistration proxy-{orphan.uid} deleted"
         )
         return replace(claim, problem=Problem(HOSTNAME_ORPHANED, message, needs_user_action=True, ends_with_event=True))
+
+    def _has(self, hostname: str, record: Record) -> bool:
+        """Whether the proxy has this hostname already: by its claim, or by its entry where the claim was lost."""
+        entry = self._ledger.known(record.proxy, record.uid)
+        return self._claims.is_owner(hostname, record.uid) or (entry is not None and entry.hostname == hostname)
+
+    def _is_held_by_another(self, hostname: str, record: Record) -> bool:
+        """Whether another existing proxy that declares ``hostname`` provably has its record outside.
+
+        By its confirmed entry, or because the registry named it when this proxy tried.
+        """
+        entry = self._ledger.known(record.proxy, record.uid)
+        if entry is not None and entry.hostname == entry.confirmed_hostname == hostname:
+            return False
+        given_way = self._given_way.get(record.uid)
+        if given_way is not None and given_way[0] == hostname and self._ledger.is_declared_by(*given_way):
+            return True
+        self._given_way.pop(record.uid, None)
+        return self._ledger.holder_of(hostname, except_uid=record.uid) is not None
+
+    async def _has_outside(self, record: Record, registry: str) -> bool:
+        """Whether the record of a hostname that was confirmed is outside, although another proxy has the claim now.
+
+        True as well where the registry can't tell at the moment: nothing is withdrawn on a guess.
+        """
+        entry = self._ledger.known(record.proxy, record.uid)
+        name = Name(registry, record.hostname or "")
+        if entry is None or entry.published != name or not entry.may_be_published(name):
+            return False
+        record = replace(record, former=self._ledger.former(entry), is_held=True)
+        try:
+            comparison = await self._call(registry, lambda outside: outside.observe(record))
+        except OperatorError:
+            return True
+        return comparison in (Comparison.MATCHING, Comparison.DIFFERENT, Comparison.NEWER)
+
+    def next_rested_s(self, proxy: Key) -> float | None:
+        """Seconds until a hostname that ``proxy`` has given back has rested, and its claim is to be deleted."""
+        return self._claims.next_rested_s(proxy)
+
+    async def _forget_removed(self, record: Record) -> None:
+        """Forget the confirmation of a hostname that was removed since: publishing it again is a first claim."""
+        entry = self._ledger.known(record.proxy, record.uid)
+        confirmed = entry.confirmed_hostname if entry is not None else None
+        if entry is not None and confirmed is not None and confirmed not in {each.hostname for each in entry.names}:
+            await self._ledger.forget_confirmed(entry)
 
     async def _remove_excess_retiring(self, record: Record, registry: str) -> frozenset[Name]:
         """Remove the records of retiring names where there are many, and return those names.
@@ -305,11 +439,20 @@ class Registrar:
             return self._failure(record, refusal or error), False
         if refusal is not None:
             return self._failure(record, refusal), True
+        if published.owner_uid is not None and record.hostname is not None:
+            await self._give_way(record, record.hostname, published.owner_uid)
         if published.problem is not None:
             problem, retry_after_s = published.problem, published.requeue_after_s
             return self._backoff.failed(record, problem, now_mono=self._mono(), retry_after_s=retry_after_s), True
         self._backoff.forget(record.uid)
         return published, True
+
+    async def _give_way(self, record: Record, hostname: str, owner_uid: str) -> None:
+        """Free the claim for the proxy that the registry names, where claims and entries were lost and this one won."""
+        if owner_uid != record.uid and self._ledger.is_declared_by(hostname, owner_uid):
+            self._given_way[record.uid] = (hostname, owner_uid)
+            log.warning("claim_given_to_owner_outside", hostname=hostname, uid=record.uid, owner_uid=owner_uid)
+            await self._claims.remove(record.proxy, record.uid, hostname)
 
     async def _removal_failure(self, entry: LedgerEntry, record: Record) -> Registration | None:
         """Remove the records of retiring names; what keeps one of them, with the time of the next try."""
@@ -333,9 +476,10 @@ class Registrar:
 
     async def _register_outside(self, entry: LedgerEntry, record: Record, *, is_resync: bool) -> Registration:
         name = entry.published
+        is_held = name is not None and entry.may_be_published(name)
+        record = replace(record, former=self._ledger.former(entry), is_held=is_held)
         if name is None or (entry.is_confirmed and not (is_resync and await self._has_drifted(name, record))):
             return Registration(Outcome.UNCHANGED)
-        record = replace(record, former=self._ledger.former(entry))
         published = await self._call(name.registry, lambda outside: outside.register(record))
         if published.requeue_after_s is None:
             return published
@@ -367,10 +511,29 @@ class Registrar:
                     raise TerminalError(unknown.reason, message)
                 outcome = await self._deregister_outside(uid, name, former)
                 log.info("record_removed", uid=uid, **name._asdict(), outcome=outcome.value)
+                if outcome is Outcome.SKIPPED and await self._is_left(entry, name):
+                    message = (
+                        f"the address of {name.hostname} stays in the registry {name.registry}, because what says that "
+                        "the operator wrote it was removed: remove the address by hand"
+                    )
+                    raise TerminalError(ADDRESS_LEFT, message)
             except OperatorError as error:
-                first_error = first_error or error
+                if was_never_published(error, entry, name):
+                    log.warning("hostname_not_ours_to_remove", uid=uid, **name._asdict(), error=str(error))
+                elif isinstance(error, TerminalError) and error.reason in NOT_TO_PUBLISH:
+                    message = f"{error.message}, and may still be published: have its zone configured again"
+                    first_error = first_error or TerminalError(error.reason, message)
+                else:
+                    first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    async def _is_left(self, entry: LedgerEntry, name: Name) -> bool:
+        """Whether the registry still has the addresses that it confirmed, without a proof of who wrote them."""
+        if not entry.may_be_published(name):
+            return False
+        record = entry.record_of(name)
+        return await self._call(name.registry, lambda outside: outside.observe(record)) is Comparison.UNOWNED
 
     async def _deregister_outside(self, uid: str, name: Name, former: frozenset[Installation]) -> Outcome:
         return await self._call(name.registry, lambda outside: outside.deregister(uid, name.hostname, former=former))
@@ -396,6 +559,11 @@ class Registrar:
         finally:
             self._circuit.release(permit)
         return answer
+
+
+def was_never_published(error: OperatorError, entry: LedgerEntry, name: Name) -> bool:
+    """Whether a record that can't be removed was never there: a tenant's typing error must not block a deletion."""
+    return isinstance(error, TerminalError) and error.reason in NOT_TO_PUBLISH and not entry.may_be_published(name)
 
 
 async def _with_timeout(timeout_s: float, answer: Awaitable[T]) -> T:

@@ -35,6 +35,12 @@ class Record:
 
     ``former`` are the installations that this one was before its id was changed, as the ledger knows: their record with
     this UID is this proxy's own, and is rewritten.
+
+    ``is_held`` tells that this registry has confirmed the hostname for this proxy before, as the ledger knows. Where a
+    registry let two claims of one hostname pass at the same time, the one that is held stays.
+
+    ``replaces_newer``: a record with this UID that was made from a newer generation is replaced, because the cluster
+    was restored to an older state. Only whoever repairs a restored cluster asks for that.
     """
 
     uid: str
@@ -46,6 +52,8 @@ class Record:
     ttl_s: int | None = None
     former: frozenset[Installation] = frozenset()
     more_addresses: tuple[str, ...] = ()
+    is_held: bool = False
+    replaces_newer: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -64,30 +72,36 @@ class Comparison(StrEnum):
     """Same UID, made from a newer generation than the record's."""
     FOREIGN = "foreign"
     """Another owner's, or without a proof of who owns it."""
+    UNOWNED = "unowned"
+    """Exactly this record's addresses, and nothing that says whose they are: what did was removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
     """The result of a registration; without a ``problem``, the registry has confirmed exactly this record.
 
-    ``requeue_after_s`` requests another reconcile after so many seconds.
+    ``requeue_after_s`` requests another reconcile after so many seconds. With a problem, ``owner_uid`` may name the
+    proxy of this installation that has the hostname outside.
     """
 
     outcome: Outcome
     problem: Problem | None = None
     requeue_after_s: float | None = None
+    owner_uid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideRecord:
     """One record as a registry lists it, for an audit. ``uid`` identifies the proxy.
 
-    ``proxy`` is ``None`` where the registry does not know namespace and name: what is public should not tell them.
+    ``generation`` is the proxy's that it was made from, where the registry knows it. ``proxy`` is ``None`` where the
+    registry does not know namespace and name: what is public should not tell them.
     """
 
     uid: str
     name: str
     proxy: Key | None = None
+    generation: int | None = None
 
 
 class Registry(Protocol):

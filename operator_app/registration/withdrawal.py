@@ -19,7 +19,9 @@ class State(StrEnum):
     SERVICE_IN_TROUBLE = "Service in trouble"
     REGISTRY_UNKNOWN = "registry unknown"
     REGISTRY_FAILS = "registry down, unauthorized or its circuit open"
+    ZONE_GONE = "zone not configured any more"
     CLAIM_TAKEN = "claim taken"
+    CLAIM_LOST = "claim taken, but the record outside is this proxy's"
     CLAIM_UNCERTAIN = "claim terminating or not writable"
     DELETING = "deleting"
     ABANDONED = "abandoned"
@@ -52,11 +54,15 @@ _WITHDRAWN: Final = frozenset(
 """The record leads to an address that may be somebody else's by now, or the hostname is not this proxy's any more."""
 
 
+_NOT_REACHED: Final = frozenset({State.REGISTRY_FAILS, State.ZONE_GONE})
+"""The record can't be removed for now."""
+
+
 def shown(state: State, declared: Declared) -> Shown:
     """What the outside must show of a record that is published, in this state."""
     if state in _NEVER_WRITTEN:
         return Shown.KEPT
-    if state is State.REGISTRY_FAILS:
+    if state in _NOT_REACHED:
         return Shown.KEPT if declared is Declared.UNCHANGED else Shown.PENDING
     if declared is not Declared.UNCHANGED or state in _WITHDRAWN:
         return Shown.WITHDRAWN

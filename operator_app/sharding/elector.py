@@ -1,13 +1,13 @@
 """Leader election for each shard: sends the requests about Leases, and provides the fencing tokens of tenants.
 
-The rules are in ``leases``; here are the requests, the clock and the waiting. At most one request about each Lease is
+The rules are in ``election``; here are the requests, the clock and the waiting. At most one request about each Lease is
 in flight, and requests about different Leases never wait for each other. What to reconcile when a shard is acquired or
 lost belongs to the application.
 """
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import aclosing, contextmanager
 from datetime import datetime
 from typing import Final
@@ -21,15 +21,10 @@ from operator_app.kube import fencing
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
 from operator_app.kube.fencing import FencingToken
+from operator_app.kube.store import version_of
+from operator_app.sharding.election import ElectionState, LeaseAction, LeaseRequest, ShardTransition
 from operator_app.sharding.hashing import shard_of
-from operator_app.sharding.leases import (
-    LABEL_ROLE,
-    ElectionState,
-    LeaseAction,
-    LeaseRequest,
-    LeaseTimes,
-    ShardTransition,
-)
+from operator_app.sharding.leases import LABEL_ROLE, LeaseTimes, label_of
 
 log = structlog.get_logger(__name__)
 
@@ -73,8 +68,6 @@ class Elector:
         self._listed: set[str] = set()
         self._is_synced = False
         self._wake = anyio.Event()
-        self._listing = anyio.Lock()
-        self._lists_begun = self._lists_ended = 0
 
     def apply_delta(self, delta: Delta) -> None:
         """Apply a delta of the watch of Leases."""
@@ -82,8 +75,10 @@ class Elector:
         match delta:
             case Changed():
                 self._state.observe(delta.object, now_mono=now_mono)
+                self._state.delivered(version_of(delta.object), now_mono=now_mono)
             case Deleted():
                 self._state.observe_deletion(delta.object, now_mono=now_mono)
+                self._state.delivered(version_of(delta.object), now_mono=now_mono)
             case Listed():
                 self._apply_page(delta, now_mono)
         self._wake.set()
@@ -95,10 +90,16 @@ class Elector:
             self._listed.add(obj["metadata"]["name"])
             self._state.observe(obj, now_mono=now_mono)
         if page.last:
-            for known in self._state.known(up_to=int(page.resource_version)):
-                if known["metadata"]["name"] not in self._listed:
-                    self._state.observe_deletion(known, now_mono=now_mono)
+            self._end_list(self._listed, int(page.resource_version))
             self._is_synced = True
+
+    def _end_list(self, listed: Collection[str], version: int) -> None:
+        """Observe the absence of what a whole list of resourceVersion ``version`` does not have."""
+        now_mono = self._clock()
+        for known in self._state.known(up_to=version):
+            if known["metadata"]["name"] not in listed:
+                self._state.observe_deletion(known, now_mono=now_mono)
+        self._state.delivered(version, now_mono=now_mono)
 
     @property
     def is_synced(self) -> bool:
@@ -183,13 +184,10 @@ class Elector:
             await self._wake.wait()
 
     async def _execute(self, request: LeaseRequest) -> None:
+        is_list, times = request.action == LeaseAction.LIST, self._state.times
         try:
-            with anyio.fail_after(self._state.times.request_timeout_s):
-                await self._send(request)
-            if request.action == LeaseAction.ACQUIRE:
-                # It has a bound of its own, so that a slow list does not undo an acquisition that succeeded.
-                with anyio.fail_after(request.sent_mono + self._state.times.renew_deadline_s - self._clock()):
-                    await self._refresh_all()
+            with anyio.fail_after(times.renew_deadline_s if is_list else times.request_timeout_s):
+                await (self._list() if is_list else self._send(request))
         except (OperatorError, TimeoutError) as error:
             if not isinstance(error, ConflictError):
                 message = str(error) or "no answer in time"
@@ -220,29 +218,23 @@ class Elector:
         if live is not None:
             # A Lease without its label is in no watch, but its name is ours: the next write restores the label.
             metadata = live["metadata"]
-            metadata["labels"] = metadata.get("labels", {}) | {LABEL_ROLE: request.role.value}
+            metadata["labels"] = metadata.get("labels", {}) | {LABEL_ROLE: label_of(request.name)}
             self._state.observe(live, now_mono=now_mono)
             return
         for known in self._state.known():
             if known["metadata"]["name"] == request.name:
                 self._state.observe_deletion(known, now_mono=now_mono)
 
-    async def _refresh_all(self) -> None:
-        """Observe a list of all Leases that begins after this call; concurrent callers share one."""
-        needed = self._lists_begun + 1
-        async with self._listing:
-            if self._lists_ended >= needed:
-                return
-            self._lists_begun += 1
-            begun = self._lists_begun
-            await self._list()
-            self._lists_ended = begun
-
     async def _list(self) -> None:
+        """Observe all Leases by a consistent list, which is as good as what the watch would have delivered."""
+        listed: set[str] = set()
         async with aclosing(self._cluster.list(LEASE, namespace=self._namespace, labels=SELECTOR)) as pages:
             async for page in pages:
                 for obj in page.items:
+                    listed.add(obj["metadata"]["name"])
                     self._state.observe(obj, now_mono=self._clock())
+                if page.last:
+                    self._end_list(listed, int(page.resource_version))
 
     def _changed(self, shard: int, transition: ShardTransition, epoch: int) -> None:
         write = log.warning if transition in (ShardTransition.LOST, ShardTransition.LAPSED) else log.info

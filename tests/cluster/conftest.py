@@ -99,9 +99,11 @@ def _external(resources: ExitStack) -> Installed | None:
     kubeconfig, log = os.environ.get("E2E_KUBECONFIG"), os.environ.get("E2E_AUDIT_LOG")
     if not kubeconfig:
         return None
-    cluster = resources.enter_context(ExternalCluster(Path(kubeconfig), audit_log=Path(log) if log else None))
+    if not log:
+        lacking("needs the audit log of the cluster of E2E_KUBECONFIG; E2E_AUDIT_LOG names its file")
+    cluster = resources.enter_context(ExternalCluster(Path(kubeconfig), audit_log=Path(log)))
     admin = resources.enter_context(Kube(cluster.kubeconfig))
-    return Installed(cluster.kubeconfig, admin, cluster.audit(), Nodes(None), log=Path(log) if log else None)
+    return Installed(cluster.kubeconfig, admin, cluster.audit(), Nodes(None), log=Path(log))
 
 
 def _local(resources: ExitStack, request: pytest.FixtureRequest, report: Report) -> Installed:

@@ -40,7 +40,7 @@ class Installed:
     admin: Kube
     audit: AuditLog
     nodes: Nodes
-    log: Path | None
+    log: Path
 
     def kubectl(self, *arguments: str) -> str:
         """What kubectl prints, as the administrator. Fails the test where kubectl does."""

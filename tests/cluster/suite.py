@@ -1,6 +1,7 @@
 """The end-to-end suite as a process of its own, on a cluster that it is given by ``E2E_KUBECONFIG``."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -38,7 +39,7 @@ class Suite:
         wait_until(lambda: not self.cluster.pods(), GONE_TIMEOUT_S, "the end of the operator's Pods")
         given = {
             "E2E_KUBECONFIG": str(self.cluster.kubeconfig),
-            "E2E_AUDIT_LOG": str(self.cluster.log or ""),
+            "E2E_AUDIT_LOG": str(self.cluster.log),
         }
         if self.cluster.nodes.local is not None:
             given["E2E_NETWORK"] = str(self.cluster.nodes.local.network)
@@ -53,7 +54,7 @@ class Suite:
                     "-m",
                     "tests.cluster.leashed_pytest",
                     *arguments,
-                    *os.environ.get(ARGUMENTS_VARIABLE, "").split(),
+                    *shlex.split(os.environ.get(ARGUMENTS_VARIABLE, "")),
                 ],
                 cwd=ROOT,
                 env=environment,

@@ -14,8 +14,8 @@ from tests.e2e.node import cgroups
 from tests.e2e.process_tree import alive, command_line, family_of
 from tests.paths import ROOT
 
-START_TIMEOUT_S: Final = 240.0
-END_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 900.0
+END_TIMEOUT_S: Final = 90.0
 PROGRAMS: Final = (
     "kube-apiserver",
     "kubelet",

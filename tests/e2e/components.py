@@ -24,6 +24,7 @@ from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.claims import Claims
 from operator_app.registration.ledger import Ledger
+from operator_app.registration.policy import Policies
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.results import Outcome
 from operator_app.settings import Settings
@@ -112,10 +113,11 @@ async def components(
         )
         registrar = Registrar(
             ledger,
-            Claims(applier, store, namespace=OPERATOR_NAMESPACE, sink=store.apply_delta),
+            Claims(applier, cluster, store, namespace=OPERATOR_NAMESPACE, sink=store.apply_delta, now=now),
             registries,
             Backoff(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
             CircuitBreaker(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
+            policies=Policies(store, cluster, apexes=()),
             mono=lambda: 0.0,
         )
         reconciler = Reconciler(

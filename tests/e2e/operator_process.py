@@ -35,6 +35,7 @@ QUICK: Final = (
     "--lease-duration-s=6",
     "--renew-deadline-s=4",
     "--retry-period-s=1",
+    "--hostname-rest-s=0",
 )
 """Waits short enough for tests; what they wait for is the same."""
 

@@ -27,10 +27,10 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.apply import Applier
-from operator_app.dataplane.pods import owner_uid
 from operator_app.finalizer import Finalizer
 from operator_app.kube.client import REQUEST_EXTENSION, Cluster, Request
 from operator_app.kube.store import Store
+from operator_app.pods import owner_uid
 from operator_app.results import Outcome
 from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
@@ -263,8 +263,9 @@ async def components(api: ScriptedApi, folder: Path, *known: tuple[Kind, Object]
     When the context ends well, the whole script must have been asked for.
     """
     store = Store(
-        {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of, HOSTNAME_CLAIM: proxy_of, POD: owner_uid}
+        {ENVOY_PROXY: lambda _: None, PROXY_REGISTRATION: proxy_of, HOSTNAME_CLAIM: proxy_of}
         | dict.fromkeys(ALL_CHILD_KINDS, controller_uid)
+        | {POD: owner_uid}
     )
     for kind, obj in known:
         store.learn(kind, obj)

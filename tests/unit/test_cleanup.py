@@ -17,6 +17,7 @@ from operator_app.api.kinds import (
     LABEL_INSTANCE,
     LABEL_MANAGED_BY,
     LABEL_OWNER_UID,
+    OPTIONAL_CHILD_KINDS,
     SERVICE,
     Key,
     Kind,
@@ -53,6 +54,7 @@ pytestmark = pytest.mark.anyio
 KEY = Key("team-a", "checkout")
 DELETED = "2026-07-01T00:00:00Z"
 DELETED_AT = datetime(2026, 7, 1, tzinfo=UTC)
+NO_OTHERS = [(f"get {kind}", NOT_FOUND) for kind in OPTIONAL_CHILD_KINDS]
 OTHER_OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n"}
 
 
@@ -165,6 +167,7 @@ async def test_every_child_of_this_proxy_is_orphaned_before_its_record(tmp_path:
         ("get Deployment", ok(theirs)),
         ("get Service", ok(child(SERVICE, proxy))),
         ("patch Service", ok(child(SERVICE, proxy))),
+        *NO_OTHERS,
         ("apply EnvoyProxy", with_finalizer(proxy)),
     )
     async with components(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
@@ -180,7 +183,8 @@ async def test_a_child_that_can_not_be_orphaned_keeps_the_finalizer_and_not_the_
         [(f"get {kind}", ok(child(kind, proxy))), (f"patch {kind}", refused_by_policy(403, f"no {kind}"))]
         for kind in CHILD_KINDS
     ]
-    api = ScriptedApi(*(line for lines in script for line in lines), ("apply EnvoyProxy/status", stored_status(proxy)))
+    lines = [line for lines in script for line in lines]
+    api = ScriptedApi(*lines, *NO_OTHERS, ("apply EnvoyProxy/status", stored_status(proxy)))
     async with components(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         world = World(own)
         result = await world.cleanup.clean_up(proxy)

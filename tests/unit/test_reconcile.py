@@ -19,6 +19,7 @@ from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     FINALIZER,
+    POD_DISRUPTION_BUDGET,
     PROXY_REGISTRATION,
     SERVICE,
     Key,
@@ -89,7 +90,14 @@ class ReconcilerComponents(Components):
             self.finalizer,
             Registrar(
                 ledger,
-                Claims(self.applier, self.store, namespace="edge-system", sink=self.store.apply_delta),
+                Claims(
+                    self.applier,
+                    self.cluster,
+                    self.store,
+                    namespace="edge-system",
+                    sink=self.store.apply_delta,
+                    now=lambda: NOW,
+                ),
                 Registries({}),
                 Backoff(base_s=1, cap_s=10, rand=lambda: 0.5),
                 CircuitBreaker(rand=lambda: 0.5),
@@ -536,9 +544,11 @@ async def test_only_our_own_children_that_are_not_declared_are_pruned(tmp_path: 
     proxy = finalized_proxy()
 
     def other(name: str, **changes: Any) -> Known:
-        obj = child(SERVICE, proxy)
-        obj["metadata"] |= {"name": name, "uid": f"uid-of-{name}"} | changes
-        return SERVICE, obj
+        declared = children(proxy, parse_spec(proxy), default_image="envoy:default")[SERVICE]
+        kind = {"apiVersion": POD_DISRUPTION_BUDGET.api_version, "kind": POD_DISRUPTION_BUDGET.kind}
+        obj = stored(declared | kind, version=20, uid=f"uid-of-{name}")
+        obj["metadata"] |= {"name": name} | changes
+        return POD_DISRUPTION_BUDGET, obj
 
     known = [
         *family(proxy),
@@ -551,12 +561,12 @@ async def test_only_our_own_children_that_are_not_declared_are_pruned(tmp_path: 
         ),
     ]
     api = ScriptedApi(
-        ("delete Service", ok({"metadata": {"resourceVersion": "40"}})),
+        ("delete PodDisruptionBudget", ok({"metadata": {"resourceVersion": "40"}})),
         ("apply EnvoyProxy/status", stored_status(proxy)),
     )
     async with reconciling(api, tmp_path, *known) as own:
         await own.reconciler.reconcile(KEY)
-    assert api.body("delete Service")["preconditions"] == {"uid": "uid-of-former-name"}
+    assert api.body("delete PodDisruptionBudget")["preconditions"] == {"uid": "uid-of-former-name"}
 
 
 # --- parting -------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ CANDIDATES = (
     "true",
     "false",
     "team-a=3",
+    "ns1.example.com:53",
 )
 """Texts, of which every setting accepts at least one that differs from its default."""
 

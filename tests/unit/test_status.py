@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object
 from operator_app.apply import Result
 from operator_app.errors import ConflictError
+from operator_app.pods import PodTrouble
 from operator_app.results import Outcome, Problem, Programming
 from operator_app.ssa.contention import Contention
 from operator_app.status import Observation, Rollout, is_verified, next_status, observed_current_generation, rollout_of
@@ -104,6 +105,7 @@ FINE = {
     "Programmed": "True Loaded",
 }
 GOING_ON = {"Reconciling": "True Progressing"}
+NO_IMAGE = PodTrouble("ImagePullBackOff", "the image can't be pulled")
 DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
 
 
@@ -126,6 +128,26 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
             FINE | {"Ready": "False RollingOut"} | GOING_ON,
             id="an old Pod still answers",
         ),
+        pytest.param(
+            observed(live=deployment(total=3, updated=1), pods=NO_IMAGE),
+            FINE | {"Ready": "False ImagePullBackOff", "Reconciling": "True ImagePullBackOff"},
+            id="a new Pod says why it does not serve",
+        ),
+        pytest.param(
+            observed(live=deployment(ready=0), pods=NO_IMAGE),
+            FINE
+            | {"Available": "False NotEnoughReady"}
+            | {"Ready": "False ImagePullBackOff", "Reconciling": "True ImagePullBackOff"},
+            id="no Pod serves, and one says why",
+        ),
+        pytest.param(
+            observed(live=deployment(ready=0, conditions=DEADLINE), pods=NO_IMAGE),
+            FINE
+            | {"Available": "False NotEnoughReady"}
+            | {"Ready": "False ImagePullBackOff", "Stalled": "True ProgressDeadlineExceeded"},
+            id="it has not served for long",
+        ),
+        pytest.param(observed(pods=NO_IMAGE), FINE, id="all that is asked for serves, whatever one Pod says"),
         pytest.param(
             observed(live=deployment(updated=1, total=2)),
             FINE | {"Ready": "False RollingOut"} | GOING_ON,

@@ -306,3 +306,17 @@ async def test_backpressure_delays_what_the_triggers_enqueue(tmp_path: Path) -> 
         run.deliver(ENVOY_PROXY, proxy(NEIGHBOUR))
         assert await run.drain(1) == [NEIGHBOUR]
         assert len(run.operator._workers) == 1
+
+
+async def test_what_changed_before_a_throttled_start_waits_no_longer_than_a_repair(tmp_path: Path) -> None:
+    """Eight refused lists raise the backpressure to its top, where a resync would wait for a minute."""
+    async with running(tmp_path) as run:
+        drifted = Key("team-a", "web")
+        run.sync(envoyproxies=[proxy(drifted, observed=1)])
+        for _ in range(8):
+            run.operator._backpressure.refused(now_mono=time.monotonic())
+        await run.operator._triggers.enqueue_synced(None)
+        now_mono = time.monotonic()
+        ready_at = run.operator._workers._queue.ready_at(now_mono)
+        assert ready_at is not None
+        assert ready_at - now_mono <= 10

@@ -164,7 +164,7 @@ def _target_at(place: Place, address: str) -> str:
     return target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Ownership:
     """Who wrote the records of a hostname: which installation, for which EnvoyProxy, from which of its generations."""
 
@@ -198,14 +198,11 @@ class Ownership:
         return cls(installation, found["uid"], int(found["generation"]))
 
 
-def owner_of(contents: Sequence[str]) -> Ownership | None:
-    """Who owns a name, by all TXT contents at its owner name; ``None`` where any of them is not an ownership record.
+def owners_of(contents: Sequence[str]) -> tuple[Ownership, ...]:
+    """Who owns a name, by all TXT contents at its owner name; empty where any of them is not an ownership record.
 
-    There can be several where a server's database lets two transactions create the same record set. Then the lowest
-    installation and UID wins, and of one UID the newest generation, so every reader comes to the same result.
+    There can be several where a server's database lets two transactions create the same record set.
     """
     parsed = [Ownership.parsed(content) for content in contents]
-    valid = [each for each in parsed if each is not None]
-    if not valid or len(valid) < len(parsed):
-        return None
-    return min(valid, key=lambda each: (each.installation, each.uid, -each.generation))
+    valid = tuple(each for each in parsed if each is not None)
+    return valid if len(valid) == len(parsed) else ()

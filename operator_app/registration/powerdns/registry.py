@@ -39,9 +39,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import httpx
-import structlog
 
-from operator_app.errors import ConfigurationError, ConflictError, InvalidError, TerminalError
+from operator_app.errors import ConfigurationError, ConflictError, InvalidError
 from operator_app.registration.identity import Installation
 from operator_app.registration.powerdns.client import ApiKey, Content, Delete, Edit, PowerDnsApi, RecordSet, Replace
 from operator_app.registration.powerdns.dns import (
@@ -52,20 +51,21 @@ from operator_app.registration.powerdns.dns import (
     Ownership,
     Place,
     addresses_at,
-    owner_of,
+    owners_of,
     place_of,
 )
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.results import Outcome, Problem
 from operator_app.settings import Settings
 
-log = structlog.get_logger(__name__)
-
 MAX_CONNECTIONS: Final = 8
 """Upper bound on concurrent requests. The server has a thread for each; more of them would wait inside the server."""
 
 _APEX_ADDRESSES: Final = frozenset({"A", "AAAA", "ALIAS", "LUA"})
 """The types of address records at a zone's apex; ALIAS and LUA are PowerDNS's own."""
+
+_NOT_OURS: Final = frozenset({Comparison.FOREIGN, Comparison.NEWER, Comparison.UNOWNED})
+"""What is at a hostname that is not to be written."""
 
 _PROBE_TYPE: Final = "TYPE65280"
 """The first of the types for private use (RFC 6895 section 3.1): no zone has such records."""
@@ -92,8 +92,14 @@ class _Live:
         return next((each for each in self.at_owner_name if each.type == "TXT"), None)
 
     @property
-    def owner(self) -> Ownership | None:
-        return None if self.ownership is None else owner_of([each.content for each in self.ownership.records])
+    def owners(self) -> tuple[Ownership, ...]:
+        """Every owner; empty where anything else than ownership records is at the owner name."""
+        return () if self.ownership is None else owners_of([each.content for each in self.ownership.records])
+
+    @property
+    def ttl_s(self) -> int:
+        """The TTL of the ownership records."""
+        return 0 if self.ownership is None else self.ownership.ttl
 
     def is_free(self, place: Place) -> bool:
         """Whether neither name has a record of anybody."""
@@ -137,31 +143,35 @@ class PowerDnsRegistry:
             before = Comparison.FOREIGN if is_occupied else before
         if cut is not None:
             raise InvalidError("BelowZoneCut", _cut_message(wanted.place, cut))
-        if before in (Comparison.FOREIGN, Comparison.NEWER):
+        if before in _NOT_OURS:
+            await self._yield(wanted, live, is_first_to_stay=False)
             return wanted.refusal(before, live)
         return await self._write(wanted, before)
 
     async def deregister(self, uid: str, hostname: str, *, former: frozenset[Installation] = frozenset()) -> Outcome:
         """See :class:`operator_app.registration.registry.Registry`.
 
-        A hostname outside of all configured zones was never registered under these settings, so there is nothing to
-        remove: a tenant's typing error must not block a proxy's deletion for ever. So remove a zone from the settings
-        only when no hostname is left in it. A zone that the server does not know (404) proves nothing, and raises.
+        Raises ``TerminalError`` (``ZoneNotConfigured``) for a hostname outside of all configured zones: whether it was
+        published under earlier settings is for the caller to know. A zone that the server does not know (404) proves
+        nothing either, and raises.
         """
-        try:
-            place = place_of(hostname, self._zones)
-        except TerminalError as error:
-            log.warning("hostname_not_ours_to_remove", hostname=hostname, uid=uid, reason=error.reason)
-            return Outcome.UNCHANGED
+        place = place_of(hostname, self._zones)
         live = await self._read(place)
         if live.is_free(place):
             return Outcome.UNCHANGED
-        owners = former | {self._installation}
-        if not _is_owned(live, uid, owners):
+        installations = former | {self._installation}
+        owned = _owned(live, uid, installations)
+        if not owned:
             return Outcome.SKIPPED
-        addresses = [Delete(place.hostname, each.value) for each in AddressType]
-        await self._api.change(place.zone, [*addresses, Delete(place.owner_name, "TXT")])
-        if _is_owned(await self._read(place), uid, owners):
+        if len(owned) < len(live.owners):
+            # Whose the addresses are is for the others to say: each of them corrects them.
+            others = tuple(each.content for each in live.owners if each not in owned)
+            edits: list[Edit] = [Replace(place.owner_name, "TXT", live.ttl_s, others)]
+        else:
+            addresses = [Delete(place.hostname, each.value) for each in AddressType]
+            edits = [*addresses, Delete(place.owner_name, "TXT")]
+        await self._api.change(place.zone, edits)
+        if _owned(await self._read(place), uid, installations):
             raise ConflictError(f"the records of {hostname} came back after their removal")
         return Outcome.DELETED
 
@@ -170,11 +180,13 @@ class PowerDnsRegistry:
         for zone in self._zones:
             for each in await self._api.all_record_sets(zone):
                 label, _, hostname = each.name.lower().removesuffix(".").partition(".")
-                owner = owner_of([record.content for record in each.records])
-                if each.type != "TXT" or label != OWNER_LABEL or owner is None:
+                if each.type != "TXT" or label != OWNER_LABEL:
                     continue
-                if owner.installation == self._installation:
-                    yield OutsideRecord(owner.uid, hostname)
+                owners = owners_of([record.content for record in each.records])
+                ours = [each for each in owners if each.installation == self._installation]
+                for uid in sorted({each.uid for each in ours}):
+                    generation = max(each.generation for each in ours if each.uid == uid)
+                    yield OutsideRecord(uid, hostname, generation=generation)
 
     async def _write(self, wanted: "_Wanted", before: Comparison) -> Registration:
         refused: InvalidError | None = None
@@ -190,12 +202,27 @@ class PowerDnsRegistry:
                 return Registration(Outcome.UNCHANGED)
             case Comparison.MATCHING:
                 return Registration(Outcome.CREATED if before is Comparison.ABSENT else Outcome.CONFIGURED)
-            case Comparison.FOREIGN | Comparison.NEWER:
+            case Comparison.FOREIGN | Comparison.NEWER | Comparison.UNOWNED:
+                await self._yield(wanted, live, is_first_to_stay=True)
                 return wanted.refusal(after, live)
             case _ if refused is not None:
                 raise refused
             case _:
                 raise ConflictError(f"somebody else changed the records of {wanted.place.hostname} at the same time")
+
+    async def _yield(self, wanted: "_Wanted", live: _Live, *, is_first_to_stay: bool) -> None:
+        """Take back our half of a hostname that another owner has as well, because the database let both pass.
+
+        Only the last of the two to be stored is certain to see both, so whoever does and was never confirmed gives way:
+        no two are ever confirmed, whatever the database stores in between. With ``is_first_to_stay`` the lowest of the
+        owners stays until its next try, so that one of several that see each other is left. Raises ``ConflictError``,
+        so that the next try finds out who has it in the end.
+        """
+        edits = wanted.withdrawal(live)
+        if edits:
+            if not is_first_to_stay or min(live.owners) not in _owned(live, wanted.ownership.uid, wanted.installations):
+                await self._api.change(wanted.place.zone, edits)
+            raise ConflictError(f"somebody else registered {wanted.place.hostname} at the same time")
 
     async def _read(self, place: Place) -> _Live:
         at_hostname = await self._api.record_sets(place.zone, place.hostname)
@@ -222,27 +249,43 @@ class PowerDnsRegistry:
         place = place_of(record.hostname or "", self._zones)
         ownership = Ownership(self._installation, record.uid, record.generation)
         ttl_s = self._default_ttl_s if record.ttl_s is None else record.ttl_s
-        return _Wanted(place, addresses_at(place, record.addresses), ownership, ttl_s, record.former)
+        owners = record.former | {self._installation}
+        return _Wanted(
+            place,
+            addresses_at(place, record.addresses),
+            ownership,
+            ttl_s,
+            owners,
+            is_held=record.is_held,
+            replaces_newer=record.replaces_newer,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The pair of records that a registration publishes. ``former`` installations are owners of it as well."""
+    """The pair of records that a registration publishes. Any of ``installations`` is an owner of it.
+
+    ``is_held``: it was confirmed before, so it stays where the database has stored somebody else's beside it.
+    """
 
     place: Place
     addresses: tuple[Address, ...]
     ownership: Ownership
     ttl_s: int
-    former: frozenset[Installation]
+    installations: frozenset[Installation]
+    is_held: bool
+    replaces_newer: bool
 
     def comparison(self, live: _Live) -> Comparison:
         """What the server has, compared with this pair."""
         if live.is_free(self.place):
             return Comparison.ABSENT
-        owner = live.owner
-        if owner is None or not _is_owned(live, self.ownership.uid, self.former | {self.ownership.installation}):
+        if not live.at_owner_name and self._has_these_addresses(live):
+            return Comparison.UNOWNED
+        owned = _owned(live, self.ownership.uid, self.installations)
+        if not owned or (len(owned) < len(live.owners) and not self.is_held):
             return Comparison.FOREIGN
-        if owner.generation > self.ownership.generation:
+        if max(each.generation for each in owned) > self.ownership.generation and not self.replaces_newer:
             return Comparison.NEWER
         return Comparison.MATCHING if self._is_published(live) else Comparison.DIFFERENT
 
@@ -252,7 +295,14 @@ class _Wanted:
         if comparison is Comparison.NEWER:
             message = f"{hostname} is registered from a newer generation already"
             return Registration(Outcome.SKIPPED, Problem("NewerRecord", message))
-        owner, ours = live.owner, self.ownership.installation
+        if comparison is Comparison.UNOWNED:
+            message = (
+                f"{hostname} has this proxy's address already, and nothing says that the operator wrote it: put the "
+                f"TXT record {self.place.owner_name} back or remove the address; the operator goes on by itself"
+            )
+            problem = Problem("HostnameTaken", message, needs_user_action=True, ends_with_event=True)
+            return Registration(Outcome.SKIPPED, problem)
+        owner, ours = min(live.owners, default=None), self.ownership.installation
         if owner is None or owner.installation == ours:
             message = f"{hostname} is not free"
         elif owner.installation.is_same_cluster(ours):
@@ -264,7 +314,8 @@ class _Wanted:
                 "the address record by hand"
             )
         problem = Problem("HostnameTaken", message, needs_user_action=True, ends_with_event=True)
-        return Registration(Outcome.SKIPPED, problem)
+        uid = owner.uid if owner is not None and owner.installation == ours else None
+        return Registration(Outcome.SKIPPED, problem, owner_uid=uid)
 
     def creation(self) -> list[Edit]:
         """Edits that write the pair, or nothing where either name is not free."""
@@ -276,6 +327,26 @@ class _Wanted:
         """Edits that replace the live pair. Removals come first: the server checks each edit in turn."""
         others = [each for each in AddressType if each not in self._contents]
         return [*(Delete(self.place.hostname, each.value) for each in others), *self._pair()]
+
+    def withdrawal(self, live: _Live) -> list[Edit]:
+        """Edits that leave the other owners what is theirs; none where we are not one of several owners."""
+        owned = _owned(live, self.ownership.uid, self.installations)
+        if self.is_held or not owned or len(owned) == len(live.owners):
+            return []
+        others = tuple(each.content for each in live.owners if each not in owned)
+        edits: list[Edit] = [Replace(self.place.owner_name, "TXT", live.ttl_s, others)]
+        for stored in live.addresses:
+            left = [each.content for each in stored.records]
+            for ours in self.addresses:
+                # Once: the other owner may have the same address, stored beside it.
+                same = (each for each in left if stored.type == ours.type and ours.is_equal_to(each))
+                if (found := next(same, None)) is not None:
+                    left.remove(found)
+            if not left:
+                edits.insert(0, Delete(self.place.hostname, stored.type))
+            elif len(left) < len(stored.records):
+                edits.append(Replace(self.place.hostname, stored.type, stored.ttl, tuple(left)))
+        return edits
 
     def _pair(self) -> list[Edit]:
         return [
@@ -295,14 +366,16 @@ class _Wanted:
                 is_ours = ttl_s == self.ttl_s and owner == self.ownership.content
             case _:
                 return False
-        stored = [(each.type, record) for each in live.addresses for record in each.records]
         return (
             is_ours
             and all(each.ttl == self.ttl_s for each in live.addresses)
-            and not any(record.disabled for _, record in stored)
-            and len(stored) == len(self.addresses)
-            and all(_is_among(each, stored) for each in self.addresses)
+            and not any(record.disabled for each in live.addresses for record in each.records)
+            and self._has_these_addresses(live)
         )
+
+    def _has_these_addresses(self, live: _Live) -> bool:
+        stored = [(each.type, record) for each in live.addresses for record in each.records]
+        return len(stored) == len(self.addresses) and all(_is_among(each, stored) for each in self.addresses)
 
 
 def _is_among(address: Address, stored: Iterable[tuple[str, Content]]) -> bool:
@@ -335,9 +408,9 @@ def _only_if_free(name: str, *, is_alias_next: bool = False) -> list[Edit]:
     return [*probe, Replace(name, "CNAME", 0, (_PROBE_TARGET,)), Delete(name, "CNAME")]
 
 
-def _is_owned(live: _Live, uid: str, owners: frozenset[Installation]) -> bool:
-    owner = live.owner
-    return owner is not None and owner.uid == uid and owner.installation in owners
+def _owned(live: _Live, uid: str, installations: frozenset[Installation]) -> tuple[Ownership, ...]:
+    """The ownership records of this proxy by any of these installations."""
+    return tuple(each for each in live.owners if each.uid == uid and each.installation in installations)
 
 
 @asynccontextmanager

@@ -51,10 +51,13 @@ def scoped(
         binding["metadata"]["namespace"] = name
         admin.apply(ROLE_BINDING, binding)
     role, release = manifests("overlays/namespaced/cluster-role-release.yaml")
-    own = next(each for each in manifests("base/rbac.yaml") if each["kind"] == "RoleBinding")
-    for bound in (release, own):
+    base = manifests("base/rbac.yaml")
+    own = next(each for each in base if each["kind"] == "RoleBinding")
+    hostnames = next(each for each in base if each.get("roleRef", {}).get("name") == "operator-app-hostnames")
+    for bound in (release, own, hostnames):
         bound["metadata"]["name"] = bound["subjects"][0]["name"] = IDENTITY
-    for each in (role, release, own):
+    hostnames["metadata"]["name"] = f"{IDENTITY}-hostnames"
+    for each in (role, release, own, hostnames):
         admin.apply(kind_of(each), each, force=True)
     operator = OperatorProcess(control_plane.kubeconfig_for(OPERATOR_NAMESPACE, IDENTITY), tmp_path / "operator.log")
     yield operator

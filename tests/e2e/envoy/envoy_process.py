@@ -119,7 +119,8 @@ class EnvoyProcess:
     def _local(self, text: str) -> str:
         text = text.replace(f'"{CONFIG_DIRECTORY}', f'"{self.mount.path}') if hasattr(self, "mount") else text
         text = text.replace("@operator-app/", self._sockets)
-        return re.sub(r'("address": ?"0\.0\.0\.0",\s*"port_value": ?)\d+', lambda found: f"{found[1]}0", text)
+        bound = r'("address": ?"(?:0\.0\.0\.0|::)",\s*(?:"ipv4_compat": ?true,\s*)?"port_value": ?)\d+'
+        return re.sub(bound, lambda found: f"{found[1]}0", text)
 
     def find_ports(self) -> None:
         """Ask Envoy at which ports it listens."""

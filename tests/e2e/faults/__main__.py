@@ -6,7 +6,10 @@ nothing or wrote without its shard's Lease. Otherwise the logs of the operators 
 output names; nothing stays where there are none, or where all is well.
 """
 
+import os
+import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,12 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.controlplane import BuildError, ControlPlane, StartError, ToolchainError
+from tests.e2e.faults import outside
 from tests.e2e.faults.campaign import Campaign, Run
 from tests.e2e.faults.catalogue import everything
 from tests.e2e.faults.conduct import conduct
-from tests.e2e.faults.report import counts, page, unreached
+from tests.e2e.faults.report import counts, distinct_points, failures, page, unreached
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.kube import Kube
+from tests.e2e.powerdns.install import NotInstalledError
 from tests.e2e.shipped import CRDS, operator_identity
 from tests.paths import ROOT
 
@@ -45,8 +50,8 @@ def main() -> int:
     is_good = False
     try:
         runs, complaints = _experiment(directory, report)
-        is_good = _reported(runs, complaints, report)
-    except (BuildError, StartError, ToolchainError) as error:
+        is_good = _reported(runs, outside.everything(directory, report), complaints, report)
+    except (BuildError, StartError, ToolchainError, NotInstalledError) as error:
         print(f"faults: {error}", file=sys.stderr)
     finally:
         if is_good or not any(directory.iterdir()):
@@ -67,19 +72,36 @@ def _experiment(directory: Path, report: Report) -> tuple[list[Run], list[str]]:
             return runs, campaign.complaints
 
 
-def _reported(runs: Sequence[Run], complaints: Sequence[str], report: Report) -> bool:
+def _reported(
+    runs: Sequence[Run], calls: Sequence[outside.OutsideRun], complaints: Sequence[str], report: Report
+) -> bool:
     """Write the page and report what went wrong; returns whether nothing did."""
-    PAGE.write_text(page(runs, quiet_s=QUIET_S, resync_interval_s=RESYNC_INTERVAL_S), encoding="utf-8")
-    for run in runs:
-        if not run.is_injected:
-            report(f"not reached: {run}")
-        elif not run.has_survived:
-            report(f"FAILED: {run}: {'; '.join(run.problems) or 'it never settled'}")
-    for complaint in complaints:
-        report(f"FAILED: {complaint}")
-    tried, survived = counts(runs)
+    text = page(
+        runs,
+        calls,
+        complaints,
+        quiet_s=QUIET_S,
+        resync_interval_s=RESYNC_INTERVAL_S,
+        commit=_commit(),
+        machine=f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}",
+    )
+    PAGE.write_text(text, encoding="utf-8")
+    for run in unreached(runs):
+        report(f"not reached: {run}")
+    for failure in failures(runs, calls, complaints):
+        report(f"FAILED: {failure}")
+    tried, survived = counts(runs, calls)
+    report(f"{distinct_points(runs)} points, {tried} runs with a fault at one of them")
     print(f"points tried: {tried}, survived: {survived}")
     return tried == survived and not unreached(runs) and not complaints
+
+
+def _commit() -> str:
+    """The commit that is tried, and whether there is more in the working tree."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

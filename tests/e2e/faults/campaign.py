@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPACE, SERVICE, Key, Object
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPACE, SERVICE, Key, Kind, Object, key_of
 from operator_app.desired import child_key
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry, AuditLog
@@ -26,12 +26,12 @@ from tests.e2e.controlplane.audit import Mark
 from tests.e2e.failover import epochs_out_of_order, out_of_order
 from tests.e2e.faults import checks
 from tests.e2e.faults.observer import KINDS, REGISTRY_KINDS, Observer, View, about
-from tests.e2e.faults.plan import Fault, FaultKind, Plan, Point, points_in_all
+from tests.e2e.faults.plan import ON_THE_WIRE, SECOND, Fault, FaultKind, Plan, Point, points_in_all
 from tests.e2e.faults.proxy import FaultProxy
 from tests.e2e.faults.scenarios import FOREIGN_ANNOTATION, NAME, Scenario, fresh_proxy, hostnames
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.proxies import OPERATOR_USER
+from tests.e2e.proxies import OPERATOR_USER, declared_children, not_as_declared
 
 SHARDS: Final[int] = Settings.model_fields["shards"].default
 
@@ -47,17 +47,12 @@ POLL_S: Final = 0.05
 QUIET_AT_MOST: Final = timedelta(minutes=5)
 """How much of the time after a run is checked; later, a Deployment without a node rightly passes its deadline."""
 
-ON_THE_WIRE: Final = frozenset(
-    {
-        FaultKind.RESET,
-        FaultKind.LOST_ANSWER,
-        FaultKind.DELAY,
-        FaultKind.CUT,
-        FaultKind.HALF_OPEN,
-        FaultKind.OLD_LIST,
-    }
-)
-"""Faults that the proxy carries; all others are carried inside the operator's process."""
+
+BOUNDS: Final = ("--request-timeout-s=5", "--write-timeout-s=5")
+"""How long a request may hang in a campaign."""
+
+REPEATING: Final = frozenset({FaultKind.LOST_ANSWER, FaultKind.HANG})
+"""Faults after which the operator can't know that its write was carried out, and may ask again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,10 +62,12 @@ class Run:
     scenario: Scenario
     kind: FaultKind | None = None
     point: Point | None = None
+    then: FaultKind | None = None
     namespace: str = field(default_factory=lambda: f"f-{uuid.uuid4().hex[:10]}")
     uid: str = ""
     foreign: View = field(default_factory=dict)
     is_awaiting_recreation: bool = False
+    rival_edits_left: int = 0
     acted_mono: float = 0.0
     is_injected: bool = False
     settled_at: datetime | None = None
@@ -84,7 +81,17 @@ class Run:
         assert self.kind is not None
         assert self.point is not None
         is_about_none = self.point.verb in ("list", "watch")
-        return Fault(self.namespace, self.kind, self.point, "" if is_about_none else self.namespace)
+        return Fault(self.namespace, self.kind, self.point, "" if is_about_none else self.namespace, self.then)
+
+    @property
+    def fault_ids(self) -> set[str]:
+        """What carriers report once everything has gone wrong that is to."""
+        return {self.namespace} if self.then is None else {self.namespace, self.namespace + SECOND}
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether one of its faults leaves the fate of a write unknown."""
+        return not REPEATING.isdisjoint((self.kind, self.then))
 
     @property
     def has_survived(self) -> bool:
@@ -92,7 +99,8 @@ class Run:
         return self.settled_at is not None and not self.problems
 
     def __str__(self) -> str:
-        return f"{self.scenario.name}, {self.kind} at {self.point}, {self.namespace}"
+        then = f", then {self.then}" if self.then is not None else ""
+        return f"{self.scenario.name}, {self.kind} at {self.point}{then}, {self.namespace}"
 
 
 class Campaign:
@@ -149,7 +157,7 @@ class Campaign:
         inside.write(plan_file)
         self._proxy.use(outside, self._notices.append)
         module = ("tests.e2e.faults.operator", str(plan_file), str(self._notices_file), "run")
-        self._operator.start(*flags, module=module, wait=wait)
+        self._operator.start(*BOUNDS, *flags, module=module, wait=wait)
 
     def stop(self) -> None:
         """Stop the operator, and record crashed rounds and writes that changed nothing as complaints."""
@@ -185,7 +193,7 @@ class Campaign:
             self._admin.create(
                 NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": run.namespace}}
             )
-            for kind, foreign in _foreign_objects(run.namespace).items():
+            for kind, foreign in foreign_objects(run.scenario, run.namespace):
                 live = self._admin.create(kind, foreign)
                 run.foreign[kind, Key(run.namespace, live["metadata"]["name"])] = live
             if run.scenario.is_prepared:
@@ -206,6 +214,7 @@ class Campaign:
         run.scenario.act(self._admin, run.namespace)
         run.acted_mono = run.changed_mono = time.monotonic()
         run.is_awaiting_recreation = run.scenario.is_recreated
+        run.rival_edits_left = len(run.scenario.rival_edits)
         if not run.scenario.is_prepared:
             run.uid = self._admin.get(ENVOY_PROXY, Key(run.namespace, NAME))["metadata"]["uid"]
 
@@ -219,7 +228,7 @@ class Campaign:
         """Mark the runs whose fault was injected since the latest start."""
         injected = {each["injected"] for each in self.notices() if "injected" in each}
         for run in runs:
-            run.is_injected |= run.namespace in injected
+            run.is_injected |= run.fault_ids <= injected
 
     def wait_injected(self, runs: Sequence[Run], timeout_s: float = INJECT_TIMEOUT_S) -> None:
         """Wait until the faults of all runs were injected, or for ``timeout_s``."""
@@ -290,6 +299,14 @@ class Campaign:
             if run.settled_at is not None:
                 run.problems += self._final_problems(run, views[run.namespace], writes[run.namespace])
 
+    def undisturbed_failures(self) -> list[str]:
+        """Runs that went wrong although their fault never struck; call it after ``check_all``."""
+        return [
+            f"without any fault: {run}: {'; '.join(run.problems) or 'it never settled'}"
+            for run in self._runs
+            if run.kind is not None and not run.is_injected and run.acted_mono and not run.has_survived
+        ]
+
     def _final_problems(self, run: Run, view: View, writes: Sequence[AuditEntry]) -> list[str]:
         key = Key(run.namespace, NAME)
         uids = {kind.kind: self._observer.uids(kind, child_key(key)) for kind in CHILD_KINDS}
@@ -297,13 +314,14 @@ class Campaign:
         uids |= {kind.kind: self._observer.uids_about(kind, run.namespace) for kind in REGISTRY_KINDS}
         elsewhere = {*hostnames(run.namespace), *(f"proxy-{uid}" for uid in uids[ENVOY_PROXY.kind])}
         found = [
+            *self._inexact(run, view),
             *checks.problems(run.scenario, run.namespace, view, run.foreign, run.uid),
             *checks.uid_problems(run.scenario, uids),
             *self._observer.bad_transitions(run.namespace),
             *checks.write_problems(
                 writes,
                 names=frozenset({NAME, child_key(key).name} | elsewhere),
-                may_repeat=run.kind is FaultKind.LOST_ANSWER,
+                may_repeat=run.may_repeat,
             ),
         ]
         assert run.settled_at is not None
@@ -312,6 +330,17 @@ class Campaign:
             if run.settled_at < each.received_at < run.settled_at + QUIET_AT_MOST and not is_expected_event:
                 found.append(f"needless write {each.received_at - run.settled_at} after the run settled: {each}")
         return found
+
+    def _inexact(self, run: Run, view: View) -> Iterator[str]:
+        """What an apply of the declaration would still change, by the API server's dry run: unreleased fields, too."""
+        proxy = view.get(_proxy_of(run))
+        if proxy is None or run.scenario.ends_gone:
+            return
+        known = {kind: view.get((kind, child_key(key_of(proxy)))) for kind in CHILD_KINDS}
+        for kind, child in declared_children(proxy, known).items():
+            address = kind, key_of(child)
+            paths = not_as_declared(self._admin, kind, child) if address in view.keys() - run.foreign.keys() else ()
+            yield from (f"{kind}{path} is not exactly as declared" for path in paths)
 
     def _wait(self, runs: Sequence[Run], timeout_s: float) -> None:
         deadline_mono = time.monotonic() + timeout_s
@@ -333,17 +362,32 @@ class Campaign:
             run.versions, run.changed_mono = versions, time.monotonic()
             run.problems = list(checks.problems(run.scenario, run.namespace, view, run.foreign, run.uid))
         unchanged_s = time.monotonic() - max(run.changed_mono, run.acted_mono)
-        if not run.problems and not run.is_awaiting_recreation and unchanged_s >= SETTLED_S:
+        is_over = not run.is_awaiting_recreation and not run.rival_edits_left
+        if not run.problems and is_over and unchanged_s >= SETTLED_S:
             run.settled_at = datetime.now(UTC)
 
     def _recreate(self, runs: Iterable[Run]) -> None:
+        """Do what scenarios want done later: create a proxy again, and let a rival undo each repair once."""
         for run in runs:
+            if run.rival_edits_left:
+                self._let_rival_write(run)
             if run.is_awaiting_recreation and (ENVOY_PROXY, Key(run.namespace, NAME)) not in self._observer.view(
                 run.namespace
             ):
                 run.uid = self._admin.create(ENVOY_PROXY, fresh_proxy(run.namespace))["metadata"]["uid"]
                 run.is_awaiting_recreation = False
                 run.acted_mono = time.monotonic()
+
+    def _let_rival_write(self, run: Run) -> None:
+        """Make the next edit of the scenario's rival, once the operator has repaired what came before it."""
+        if list(checks.child_problems(run.namespace, self._observer.view(run.namespace))):
+            return
+        kind, edit = run.scenario.rival_edits[-run.rival_edits_left]
+        key = child_key(Key(run.namespace, NAME))
+        self._admin.patch(kind, key, edit, patch_type="json", field_manager="rival")
+        run.rival_edits_left -= 1
+        run.acted_mono = time.monotonic()
+        run.changed_mono = 0.0
 
 
 _PREPARED: Final = Scenario("preparation", lambda _admin, _namespace: None, is_prepared=False)
@@ -369,14 +413,14 @@ def _proxy_of(run: Run) -> tuple[Any, Key]:
     return ENVOY_PROXY, Key(run.namespace, NAME)
 
 
-def _foreign_objects(namespace: str) -> dict[Any, Object]:
+def foreign_objects(scenario: Scenario, namespace: str) -> list[tuple[Kind, Object]]:
+    """Objects of others in a run's namespace; in some scenarios one has a child's name."""
     metadata = {"namespace": namespace, "name": "bystander", "labels": {"app.kubernetes.io/name": "envoy"}}
-    return {
-        CONFIG_MAP: {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"keep": "me"}},
-        SERVICE: {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata,
-            "spec": {"ports": [{"name": "keep", "port": 80}]},
-        },
-    }
+    service = {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"name": "keep", "port": 80}]}}
+    found = [
+        (CONFIG_MAP, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"keep": "me"}}),
+        (SERVICE, service | {"metadata": metadata}),
+    ]
+    if scenario.has_stranger:
+        found.append((SERVICE, service | {"metadata": metadata | {"name": child_key(Key(namespace, NAME)).name}}))
+    return found

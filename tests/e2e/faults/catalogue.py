@@ -12,7 +12,7 @@ from typing import Final
 from operator_app.api.kinds import LEASE
 from operator_app.controller.scopes import INDEXES
 from tests.e2e.faults.campaign import Run
-from tests.e2e.faults.plan import BREAKING, KILLS, FaultKind, Point, applicable
+from tests.e2e.faults.plan import BREAKING, KILLS, FaultKind, Point, applicable, pairs
 from tests.e2e.faults.scenarios import SCENARIOS
 
 HEALED_BY_RESYNC: Final = frozenset({FaultKind.INVALID, FaultKind.HIDE, FaultKind.REPLAY})
@@ -55,21 +55,25 @@ class Catalogue:
             self.starts.append(run)
         elif run.kind in KILLS:
             self.kills.append(run)
-        elif run.kind in BREAKING:
+        elif run.kind in BREAKING:  # no pair has one of these
             self.breaking.append(run)
-        elif run.kind in HEALED_BY_RESYNC:
+        elif run.kind in HEALED_BY_RESYNC or run.then in HEALED_BY_RESYNC:
             self.resynced.append(run)
         else:
             self.alone.append(run)
 
 
 def everything(points: Mapping[str, Iterable[Point]]) -> Catalogue:
-    """Every fault at every point; ``points`` are those of undisturbed runs, by scenario."""
+    """Every fault at every point, and at every request pairs of them; ``points`` are those of undisturbed runs."""
     catalogue = Catalogue()
+    number = 0
     for scenario in SCENARIOS:
         for point in points[scenario.name]:
             for kind in applicable(point):
                 catalogue.add(Run(scenario, kind, point))
+            for kind, then in pairs(point, number):
+                catalogue.add(Run(scenario, kind, point, then))
+            number += 1
     for run in starts():
         catalogue.add(run)
     return catalogue
@@ -82,17 +86,12 @@ def starts() -> Iterable[Run]:
     watches have recovered as well. One operator runs at a time: what two do with wrong Leases is shown by a test with
     two replicas, in ``tests/e2e/faults/test_campaign.py``. Single reads and writes of Leases and the one read of a
     Namespace are outside of the campaign, and so are watch events of both kinds.
-
-    After a 429 the operator delays rounds of proxies that it has served before by up to two minutes, so with that fault
-    only proxies wait that were never served.
     """
-    unserved = tuple(scenario for scenario in SCENARIOS if not scenario.is_repair)
     number = 0
     for verb in ("list", "watch"):
         for kind in applicable(Point(verb, "")):
-            scenarios = unserved if kind is FaultKind.THROTTLED else SCENARIOS
             for each in WATCHED:
-                yield Run(scenarios[number % len(scenarios)], kind, Point(verb, each.kind))
+                yield Run(SCENARIOS[number % len(SCENARIOS)], kind, Point(verb, each.kind))
                 number += 1
 
 
@@ -120,4 +119,4 @@ def batches(runs: list[Run], size: int) -> list[list[Run]]:
 
 def again(run: Run) -> Run:
     """The same run in another namespace."""
-    return Run(run.scenario, run.kind, run.point)
+    return Run(run.scenario, run.kind, run.point, run.then)

@@ -1,5 +1,8 @@
 """What must hold when a run is over; every violation is a sentence. Pure.
 
+The whole of what is declared is compared; what an object holds beside that is compared by the API server, at the end of
+the campaign (``Campaign.check_all``).
+
 Written against the API and the design, not against the operator's own comparison: every declared value is looked up in
 the live object, and the status is recomputed from the numbers that the Deployment controller reports.
 """
@@ -20,7 +23,9 @@ from operator_app.api.kinds import (
     Value,
 )
 from operator_app.api.models import parse_spec
-from operator_app.desired import child_key, children
+from operator_app.api.records import RecordState
+from operator_app.desired import child_key, children, selector_labels
+from operator_app.registration.ledger import IN_CLUSTER
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry
 from tests.e2e.faults.observer import REGISTRY_KINDS, Address, View
@@ -54,24 +59,50 @@ def problems(scenario: Scenario, namespace: str, view: View, foreign: View, uid:
     if proxy is None or proxy["metadata"]["uid"] != uid:
         yield "the proxy is not there"
         return
-    known = {kind: view.get((kind, child_key(key))) for kind in CHILD_KINDS}
-    declared = children(proxy, parse_spec(proxy), default_image=_IMAGE, live=known)
-    expected: dict[Address, Object] = {(kind, child_key(key)): child for kind, child in declared.items()}
+    expected = _expected(proxy, view, foreign)
     yield from (f"{kind} {name} is an orphan" for kind, name in managed - expected.keys())
+    yield from _child_problems(expected, view)
+    yield from _annotation_problems(scenario, expected, view)
+    if scenario.has_stranger:
+        yield from (f"{kind} {name} of a proxy without a Service" for kind, name in view if kind in REGISTRY_KINDS)
+    else:
+        yield from _record_problems(proxy, records)
+        yield from _claim_problems(proxy, claims)
+    deployment = view.get((DEPLOYMENT, child_key(key)))
+    if deployment is not None:
+        yield from _status_problems(proxy, deployment, has_stranger=scenario.has_stranger)
+
+
+def _annotation_problems(scenario: Scenario, expected: Mapping[Address, Object], view: View) -> Iterator[str]:
+    """Children that were prepared with another writer's annotation and have lost it."""
+    for address in expected.keys() & view.keys():
+        is_original = scenario.is_prepared and scenario.uids.get(address[0].kind, 1) == 1
+        if is_original and FOREIGN_ANNOTATION not in view[address]["metadata"].get("annotations", {}):
+            yield f"{address[0]}: another writer's annotation is lost"
+
+
+def child_problems(namespace: str, view: View) -> Iterator[str]:
+    """What is wrong about the children of the proxy in a namespace alone."""
+    proxy = view.get((ENVOY_PROXY, Key(namespace, NAME)))
+    if proxy is not None:
+        yield from _child_problems(_expected(proxy, view, {}), view)
+
+
+def _expected(proxy: Object, view: View, foreign: View) -> dict[Address, Object]:
+    """The children that there are to be, by address; not where a stranger has the name."""
+    key = child_key(Key(proxy["metadata"]["namespace"], proxy["metadata"]["name"]))
+    known = {kind: view.get((kind, key)) for kind in CHILD_KINDS}
+    declared = children(proxy, parse_spec(proxy), default_image=_IMAGE, live=known)
+    return {(kind, key): child for kind, child in declared.items() if (kind, key) not in foreign}
+
+
+def _child_problems(expected: Mapping[Address, Object], view: View) -> Iterator[str]:
     for address, child in expected.items():
         live = view.get(address)
         if live is None:
             yield f"{address[0]} is missing"
-            continue
-        yield from (f"{address[0]}: {each} is not as declared" for each in _missing("", child, live))
-        is_original = scenario.uids.get(address[0].kind, 1) == 1
-        if scenario.is_prepared and is_original and FOREIGN_ANNOTATION not in live["metadata"].get("annotations", {}):
-            yield f"{address[0]}: another writer's annotation is lost"
-    yield from _record_problems(proxy, records)
-    yield from _claim_problems(proxy, claims)
-    deployment = view.get((DEPLOYMENT, child_key(key)))
-    if deployment is not None:
-        yield from _status_problems(proxy, deployment)
+        else:
+            yield from (f"{address[0]}: {each} is not as declared" for each in _missing("", child, live))
 
 
 def uid_problems(scenario: Scenario, uids: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
@@ -93,6 +124,21 @@ def write_problems(writes: Iterable[AuditEntry], *, names: frozenset[str], may_r
         if versions.get((each.resource, each.name)) == each.resource_version and not may_repeat:
             yield f"avoidable write: {each}"
         versions[each.resource, each.name] = each.resource_version
+
+
+def _reason_problems(
+    conditions: Mapping[str, Object], wanted: int, *, is_available: bool, is_ready: bool, has_stranger: bool
+) -> Iterator[str]:
+    """Conditions with another reason than follows from the numbers: such a status is about to be written once more."""
+    available = "NotEnoughReady" if not is_available else "ScaledToZero" if wanted == 0 else "EnoughReady"
+    reasons = {"Reconciled": "Verified", "Registered": "Confirmed", "Available": available}
+    if has_stranger:
+        reasons |= dict.fromkeys(("Reconciled", "Registered", "Ready"), "NameConflict")
+    else:
+        reasons["Ready"] = "Ready" if is_ready else "RollingOut" if is_available else available
+    found = {name: conditions[name]["reason"] for name in reasons if name in conditions}
+    if found != reasons:
+        yield f"status has the reasons {found}, expected are {reasons}"
 
 
 def is_release(write: AuditEntry) -> bool:
@@ -122,24 +168,28 @@ def _record_problems(proxy: Object, records: Mapping[Key, Object]) -> Iterator[s
     listeners = parse_spec(proxy).listeners
     wanted = {
         "proxy": {"namespace": metadata["namespace"], "name": NAME, "uid": metadata["uid"]},
+        "registry": IN_CLUSTER,
+        "state": RecordState.REGISTERED.value,
         "generation": metadata["generation"],
         "hostname": proxy["spec"]["registration"]["hostname"],
         "address": f"{NAME}-envoy.{metadata['namespace']}.svc",
         "ports": [{"name": each.name, "port": each.port, "protocol": each.protocol.value} for each in listeners],
     }
-    yield from (f"record: {each} is not as declared" for each in _missing("", wanted, records[key]["spec"]))
+    found = records[key]["spec"]
+    if found != wanted:
+        yield f"record is {found}, not {wanted}"
 
 
 def _claim_problems(proxy: Object, claims: Mapping[Key, Object]) -> Iterator[str]:
     metadata, hostname = proxy["metadata"], proxy["spec"]["registration"]["hostname"]
     holder = {"namespace": metadata["namespace"], "name": NAME, "uid": metadata["uid"]}
-    wanted = {Key(OPERATOR_NAMESPACE, hostname): {"hostname": hostname, "proxy": holder}}
+    wanted = {Key("", hostname): {"hostname": hostname, "proxy": holder, "installation": OPERATOR_NAMESPACE}}
     found = {key: claim["spec"] for key, claim in claims.items()}
     if found != wanted:
         yield f"claims are {list(found.values())}, not {list(wanted.values())}"
 
 
-def _status_problems(proxy: Object, deployment: Object) -> Iterator[str]:
+def _status_problems(proxy: Object, deployment: Object, *, has_stranger: bool) -> Iterator[str]:
     status = proxy.get("status") or {}
     generation = proxy["metadata"]["generation"]
     conditions = {each["type"]: each for each in status.get("conditions", ())}
@@ -154,14 +204,24 @@ def _status_problems(proxy: Object, deployment: Object) -> Iterator[str]:
     is_ready = is_available and is_rolled_out
     expected = {"Reconciled": True, "Registered": True, "Available": is_available, "Ready": is_ready}
     is_past_deadline = any(each.get("reason") == "ProgressDeadlineExceeded" for each in reported.get("conditions", ()))
-    expected |= {} if is_ready else {"Stalled" if is_past_deadline else "Reconciling": True}
+    if has_stranger:
+        expected |= {"Reconciled": False, "Registered": False, "Ready": False, "Stalled": True}
+    else:
+        expected |= {} if is_ready else {"Stalled" if is_past_deadline else "Reconciling": True}
     found = {name: each["status"] == "True" for name, each in conditions.items() if name != "Contended"}
     if found != expected:
         yield f"status has {found}, expected is {expected}"
+    yield from _reason_problems(
+        conditions, wanted, is_available=is_available, is_ready=is_ready, has_stranger=has_stranger
+    )
     if status.get("observedGeneration") != generation or any(
         each["observedGeneration"] != generation for each in conditions.values()
     ):
         yield f"status is not about generation {generation}"
-    numbers = {name: reported.get(name, 0) for name in ("replicas", "readyReplicas")}
-    if {name: status.get(name) for name in numbers} != numbers:
-        yield f"status has other numbers than {numbers}"
+    fields = {name: reported.get(name, 0) for name in ("replicas", "readyReplicas")}
+    fields |= {"selector": ",".join(f"{name}={value}" for name, value in sorted(selector_labels(NAME).items()))}
+    if not has_stranger:
+        fields["address"] = f"{NAME}-envoy.{proxy['metadata']['namespace']}.svc"
+    found_fields = {name: value for name, value in status.items() if name not in ("conditions", "observedGeneration")}
+    if found_fields != fields:
+        yield f"status has {found_fields}, not {fields}"

@@ -56,6 +56,7 @@ def conduct(
     report(f"{quiet_s:g} quiet seconds for all of them")
     time.sleep(quiet_s)
     campaign.check_all()
+    campaign.complaints += campaign.undisturbed_failures()
     campaign.stop()
     return done + missed
 

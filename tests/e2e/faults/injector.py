@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from operator_app.api.kinds import HOSTNAME_CLAIM, PROXY_REGISTRATION
-from tests.e2e.faults.plan import EVENT_VERB, Asked, Fault, FaultKind, Plan, Point
+from tests.e2e.faults.plan import EVENT_VERB, SECOND, Asked, Fault, FaultKind, Plan, Point
 
 _REGISTRY_KINDS = frozenset({PROXY_REGISTRATION.kind, HOSTNAME_CLAIM.kind})
-"""Kinds whose objects are in the operator's namespace and about a proxy in another one."""
+"""Kinds whose objects are not in a tenant's namespace and about a proxy in another one."""
 
 Notify = Callable[[Mapping[str, Any]], None]
 """Called with ``{"injected": id}`` for a fault, and with ``{"about": ..., "point": ...}`` for a recorded point."""
@@ -30,6 +30,7 @@ class Injector:
         self._notify = notify
         self._counts: Counter[tuple[str, str, str, str]] = Counter()
         self._record_of: dict[str, str] = {}
+        self._armed: dict[str, Fault] = {}
         self._past: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
 
     def request(self, asked: Asked, body: bytes) -> Fault | None:
@@ -83,6 +84,11 @@ class Injector:
         if about in self._recorded:
             self._notify({"about": about, "point": point})
         fault = self._faults.get((about, point))
-        if fault is not None:
-            self._notify({"injected": fault.id})
+        if fault is None and verb != EVENT_VERB:
+            fault = self._armed.pop(about, None)
+        if fault is None:
+            return None
+        self._notify({"injected": fault.id})
+        if fault.then is not None:
+            self._armed[about] = Fault(fault.id + SECOND, fault.then, point, about)
         return fault

@@ -28,7 +28,7 @@ from operator_app.api.kinds import (
 from tests.e2e.kube import Kube, path_of
 
 REGISTRY_KINDS: Final = (PROXY_REGISTRATION, HOSTNAME_CLAIM)
-"""Kinds whose objects are in the operator's namespace, and about the namespace of the proxy that they name."""
+"""Kinds whose objects are not in a tenant's namespace, and about the namespace of the proxy that they name."""
 
 KINDS: Final = (ENVOY_PROXY, *CHILD_KINDS, *REGISTRY_KINDS)
 

@@ -17,7 +17,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from operator_app.api.kinds import CHILD_KINDS, ENVOY_PROXY, EVENT, HOSTNAME_CLAIM, LEASE, NAMESPACE, PROXY_REGISTRATION
+from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
+    ENVOY_PROXY,
+    EVENT,
+    HOSTNAME_CLAIM,
+    HOSTNAME_POLICY,
+    LEASE,
+    NAMESPACE,
+    POD,
+    PROXY_REGISTRATION,
+)
 
 EVENT_VERB: Final = "event"
 """The verb of a point that is an event in a watch stream; the other verbs are those of ``operator_app.kube.client``."""
@@ -26,7 +36,17 @@ WRITES: Final = frozenset({"apply", "create", "update", "patch", "delete"})
 
 _KINDS: Final = {
     each.plural: each.kind
-    for each in (ENVOY_PROXY, PROXY_REGISTRATION, HOSTNAME_CLAIM, *CHILD_KINDS, EVENT, LEASE, NAMESPACE)
+    for each in (
+        ENVOY_PROXY,
+        PROXY_REGISTRATION,
+        HOSTNAME_CLAIM,
+        HOSTNAME_POLICY,
+        *ALL_CHILD_KINDS,
+        EVENT,
+        LEASE,
+        NAMESPACE,
+        POD,
+    )
 }
 
 
@@ -36,6 +56,10 @@ class FaultKind(StrEnum):
     RESET = "connection reset before sending"
     LOST_ANSWER = "carried out, answer lost"
     DELAY = "delayed"
+    HANG = "carried out, no answer until the bound"
+    UNAUTHORIZED = "401"
+    FORBIDDEN = "403"
+    NOT_FOUND = "404"
     CONFLICT = "409"
     INVALID = "422"
     THROTTLED = "429 with Retry-After"
@@ -56,8 +80,28 @@ KILLS: Final = frozenset({FaultKind.KILL_BEFORE, FaultKind.KILL_BEHIND})
 BREAKING: Final = frozenset({FaultKind.CUT, FaultKind.HALF_OPEN, FaultKind.GONE_IN_STREAM})
 """Faults that end a stream, also for all other namespaces whose events it carries."""
 
-_CONNECTION_FAULTS: Final = (FaultKind.RESET, FaultKind.LOST_ANSWER, FaultKind.DELAY)
-_SERVER_FAULTS: Final = (FaultKind.THROTTLED, FaultKind.BROKEN, FaultKind.UNAVAILABLE)
+ON_THE_WIRE: Final = frozenset(
+    {
+        FaultKind.RESET,
+        FaultKind.LOST_ANSWER,
+        FaultKind.DELAY,
+        FaultKind.HANG,
+        FaultKind.CUT,
+        FaultKind.HALF_OPEN,
+        FaultKind.OLD_LIST,
+    }
+)
+"""Faults that the proxy carries; all others are carried inside the operator's process."""
+
+_CONNECTION_FAULTS: Final = (FaultKind.RESET, FaultKind.LOST_ANSWER, FaultKind.DELAY, FaultKind.HANG)
+_SERVER_FAULTS: Final = (
+    FaultKind.UNAUTHORIZED,
+    FaultKind.FORBIDDEN,
+    FaultKind.NOT_FOUND,
+    FaultKind.THROTTLED,
+    FaultKind.BROKEN,
+    FaultKind.UNAVAILABLE,
+)
 
 
 class Point(NamedTuple):
@@ -74,12 +118,20 @@ class Point(NamedTuple):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that goes wrong once. By its ``id`` a carrier reports that it was injected."""
+    """One thing that goes wrong once. By its ``id`` a carrier reports that it was injected.
+
+    ``then`` goes wrong at the next request about the same namespace, which is the first one of the recovery; it is
+    reported as the ``id`` with ``SECOND`` behind it.
+    """
 
     id: str
     kind: FaultKind
     point: Point
     about: str = ""
+    then: FaultKind | None = None
+
+
+SECOND: Final = " and then"
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -128,6 +180,17 @@ def applicable(point: Point) -> tuple[FaultKind, ...]:
         case _:
             kills = (FaultKind.KILL_BEFORE, FaultKind.KILL_BEHIND)
             return (*_CONNECTION_FAULTS, FaultKind.CONFLICT, FaultKind.INVALID, *_SERVER_FAULTS, *kills)
+
+
+def pairs(point: Point, number: int) -> tuple[tuple[FaultKind, FaultKind], ...]:
+    """Two faults in one run, the second at the next request: one pair for each carrier, another one for each number."""
+    alone = [kind for kind in applicable(point) if kind not in KILLS]
+    carried = [each for each in alone if each in ON_THE_WIRE], [each for each in alone if each not in ON_THE_WIRE]
+    return tuple(
+        (kinds[number % len(kinds)], kinds[(number + number // len(kinds)) % len(kinds)])
+        for kinds in carried
+        if kinds and point.verb not in (EVENT_VERB, "list", "watch")
+    )
 
 
 def points_in_all(recordings: Iterable[Iterable[Point]]) -> tuple[Point, ...]:

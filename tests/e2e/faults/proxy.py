@@ -141,7 +141,11 @@ class FaultProxy:
         await server.send(request, h11.Data(body), h11.EndOfMessage())
         response = await server.event()
         assert isinstance(response, h11.Response)
-        if what.verb == "watch" and response.status_code == 200 and kind is not FaultKind.LOST_ANSWER:
+        is_lost = kind in (FaultKind.LOST_ANSWER, FaultKind.HANG)
+        if what.verb == "watch" and is_lost:
+            # The body of a watch has no end to wait for.
+            return await self._answer(client, response, b"", what, target, fault)
+        if what.verb == "watch" and response.status_code == 200:
             if kind is FaultKind.DELAY:
                 await anyio.sleep(DELAY_S)
             await self._stream(client, server, response, StreamEditor(self._injector, what.kind))
@@ -154,6 +158,10 @@ class FaultProxy:
         kind = fault.kind if fault is not None else None
         if kind is FaultKind.LOST_ANSWER:
             await client.reset()
+            return False
+        if kind is FaultKind.HANG:
+            with suppress(*_DISCONNECTED):
+                await client.stream.receive()  # returns when the client gives up
             return False
         if kind is FaultKind.DELAY:
             await anyio.sleep(DELAY_S)

@@ -5,10 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from operator_app.settings import Settings
-from tests.e2e.faults.campaign import Run
+from tests.e2e.faults.campaign import BOUNDS, Run
 from tests.e2e.faults.catalogue import HEALED_BY_RESYNC
+from tests.e2e.faults.conduct import IDLE
+from tests.e2e.faults.outside import OutsideRun, section
 from tests.e2e.faults.plan import FaultKind
 from tests.e2e.faults.scenarios import SCENARIOS
+from tests.e2e.operator_process import QUICK
 
 START: Final = "start of the operator, with work of every scenario waiting"
 
@@ -47,14 +50,32 @@ replicas.
 A point that every recording reached and that no attempt reaches again is shown as *not reached*, and then `make faults`
 fails, as it does when a run did not survive.
 
+Between two of the operator's rounds others write as well: in one scenario a stranger's Service has the name of the
+proxy's, in another one a rival undoes each repair once. Where two faults are named, the second one struck at the next
+request about the same proxy, the first one of the recovery. A run whose fault found nothing to strike is made again,
+and has to converge all the same.
+
+The runs change these settings: {flags}.
+
+{points} points, {tried} runs with a fault at one of them, on commit {commit}, {machine}.
+
 **points tried: {tried}, survived: {survived}**
 """
 
+FLAGS: Final = (*QUICK, *BOUNDS, *IDLE, "--sweep-interval-s", "--http-port", "--replica-name")
+"""What an operator of the campaign is told, some of them in some runs only."""
 
-def counts(runs: Iterable[Run]) -> tuple[int, int]:
-    """How many faults were injected, and how many of these runs survived."""
+
+def counts(runs: Iterable[Run], calls: Sequence[OutsideRun] = ()) -> tuple[int, int]:
+    """How many faults were injected, and how many of these runs survived; ``calls`` are those to PowerDNS."""
     injected = [run for run in runs if run.is_injected]
-    return len(injected), sum(run.has_survived for run in injected)
+    survived = sum(run.has_survived for run in injected) + sum(not call.problems for call in calls)
+    return len(injected) + len(calls), survived
+
+
+def distinct_points(runs: Iterable[Run]) -> int:
+    """At how many points faults were injected: of one scenario, or of a start."""
+    return len({(_section(run), run.point) for run in runs if run.is_injected})
 
 
 def unreached(runs: Iterable[Run]) -> list[Run]:
@@ -62,9 +83,18 @@ def unreached(runs: Iterable[Run]) -> list[Run]:
     return [run for run in runs if not run.is_injected]
 
 
-def page(runs: Sequence[Run], *, quiet_s: float, resync_interval_s: float) -> str:
+def page(
+    runs: Sequence[Run],
+    calls: Sequence[OutsideRun] = (),
+    complaints: Sequence[str] = (),
+    *,
+    quiet_s: float,
+    resync_interval_s: float,
+    commit: str = "",
+    machine: str = "",
+) -> str:
     """The whole page. A fault that was never injected does not count as tried, and is shown as such."""
-    tried, survived = counts(runs)
+    tried, survived = counts(runs, calls)
     sections: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
         sections[_section(run)].append(run)
@@ -76,14 +106,36 @@ def page(runs: Sequence[Run], *, quiet_s: float, resync_interval_s: float) -> st
         resynced="*, *".join(kind.value for kind in FaultKind if kind in HEALED_BY_RESYNC),
         tried=tried,
         survived=survived,
+        points=distinct_points(runs),
+        flags=", ".join(f"`{flag}`" for flag in FLAGS),
+        commit=commit,
+        machine=machine,
     )
-    parts = [head]
-    parts.append(_table(("scenario", "points tried", "survived"), [(name, *counts(sections[name])) for name in names]))
-    kinds = [(kind.value, *counts(run for run in runs if run.kind is kind)) for kind in FaultKind]
+    parts = [head, *_failures(runs, calls, complaints)]
+    rows = [(name, *counts(sections[name])) for name in names]
+    rows += [("calls to PowerDNS", *counts((), calls))] if calls else []
+    parts.append(_table(("scenario", "points tried", "survived"), rows))
+    kinds = [(kind.value, *counts(run for run in runs if run.kind is kind and run.then is None)) for kind in FaultKind]
+    kinds.append(("two faults", *counts(run for run in runs if run.then is not None)))
     parts.append(_table(("fault", "points tried", "survived"), kinds))
     for name in names:
         parts += [f"## {name[0].upper()}{name[1:]}\n", _points(sections[name])]
+    if calls:
+        parts.append("".join(section(calls)))
     return "\n".join(parts)
+
+
+def failures(runs: Iterable[Run], calls: Iterable[OutsideRun], complaints: Iterable[str]) -> list[str]:
+    """A sentence for each run that did not survive, and for whatever else went wrong."""
+    failed = [run for run in runs if run.is_injected and not run.has_survived]
+    told = [f"{run}: {'; '.join(run.problems) or 'it never settled'}" for run in failed]
+    told += [f"{call}: {'; '.join(call.problems)}" for call in calls if call.problems]
+    return [*told, *complaints]
+
+
+def _failures(runs: Sequence[Run], calls: Sequence[OutsideRun], complaints: Sequence[str]) -> list[str]:
+    found = failures(runs, calls, complaints)
+    return ["## Failures\n", "".join(f"- {each}\n" for each in found)] if found else []
 
 
 def _section(run: Run) -> str:
@@ -92,13 +144,17 @@ def _section(run: Run) -> str:
 
 
 def _points(runs: Sequence[Run]) -> str:
-    kinds = [kind for kind in FaultKind if any(run.kind is kind for run in runs)]
-    rows: defaultdict[str, dict[FaultKind, str]] = defaultdict(dict)
+    kinds = [kind for kind in FaultKind if any(run.kind is kind and run.then is None for run in runs)]
+    rows: defaultdict[str, defaultdict[FaultKind | None, list[str]]] = defaultdict(lambda: defaultdict(list))
     for run in sorted(runs, key=lambda each: each.point or ()):
-        assert run.kind is not None
-        rows[str(run.point)][run.kind] = _cell(run)
-    table = [(name, *(cells.get(kind, "") for kind in kinds)) for name, cells in rows.items()]
-    return _table(("point", *(kind.value for kind in kinds)), table)
+        if run.then is None:
+            rows[str(run.point)][run.kind].append(_cell(run))
+        else:
+            rows[str(run.point)][None].append(f"{run.kind}, then {run.then}: {_cell(run)}")
+    table = [
+        (name, *(", ".join(cells[kind]) for kind in kinds), "; ".join(cells[None])) for name, cells in rows.items()
+    ]
+    return _table(("point", *(kind.value for kind in kinds), "two faults"), table)
 
 
 def _cell(run: Run) -> str:

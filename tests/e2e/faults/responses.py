@@ -14,6 +14,9 @@ DELAY_S: Final = 1.0
 """How long a delayed request waits on its way there, and its answer again on its way back."""
 
 _CODES: Final = {
+    FaultKind.UNAUTHORIZED: (401, "Unauthorized"),
+    FaultKind.FORBIDDEN: (403, "Forbidden"),
+    FaultKind.NOT_FOUND: (404, "NotFound"),
     FaultKind.CONFLICT: (409, "Conflict"),
     FaultKind.INVALID: (422, "Invalid"),
     FaultKind.THROTTLED: (429, "TooManyRequests"),
@@ -28,6 +31,9 @@ def refusal(kind: FaultKind) -> tuple[int, dict[str, str], bytes] | None:
     if kind not in _CODES:
         return None
     code, reason = _CODES[kind]
+    if kind is FaultKind.NOT_FOUND:
+        # A router's, of a kind that is not served for a moment: that an object is not there, it does not say.
+        return code, {"content-type": "text/plain"}, b"404 page not found\n"
     headers = {"content-type": "application/json"}
     if kind is FaultKind.THROTTLED:
         headers["retry-after"] = str(RETRY_AFTER_S)

@@ -17,6 +17,7 @@ from operator_app.api.kinds import (
     PROXY_REGISTRATION,
     SERVICE,
     Key,
+    Kind,
     Object,
 )
 from operator_app.desired import child_key
@@ -35,6 +36,8 @@ class Scenario:
 
     Of a child or a proxy these are the UIDs under its name, of records and claims all that ever named the proxy.
     ``is_recreated``: once the proxy is gone, it is created again. ``is_repair``: the operator emits an Event about it.
+    ``has_stranger``: somebody else's Service has the name of the proxy's. ``rival_edits``: what another writer does to
+    children, one edit after each repair.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Scenario:
     ends_gone: bool = False
     is_recreated: bool = False
     is_repair: bool = False
+    has_stranger: bool = False
+    rival_edits: tuple[tuple[Kind, list[Object]], ...] = ()
     uids: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -86,6 +91,13 @@ def _delete(admin: Kube, namespace: str) -> None:
 
 _EVERYTHING_TWICE: Final = {kind.kind: 2 for kind in (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION, HOSTNAME_CLAIM)}
 
+_RIVAL_EDITS: Final = (
+    (SERVICE, [{"op": "replace", "path": "/spec/selector", "value": {"app": "rival"}}]),
+    (DEPLOYMENT, [{"op": "replace", "path": "/spec/template/spec/terminationGracePeriodSeconds", "value": 1}]),
+    (CONFIG_MAP, [{"op": "remove", "path": f"/data/{CLUSTERS_FILE}"}]),
+)
+"""Each takes another field, so that no repair has to wait for the one before it."""
+
 SCENARIOS: Final = (
     Scenario("first reconcile", _create, is_prepared=False),
     Scenario("edit of the spec", _edit, uids={HOSTNAME_CLAIM.kind: 2}),
@@ -93,4 +105,12 @@ SCENARIOS: Final = (
     Scenario("drift of the children", _drift, is_repair=True),
     Scenario("deletion", _delete, ends_gone=True),
     Scenario("re-creation", _delete, is_recreated=True, uids=_EVERYTHING_TWICE),
+    Scenario(
+        "first reconcile beside a stranger",
+        _create,
+        is_prepared=False,
+        has_stranger=True,
+        uids={PROXY_REGISTRATION.kind: 0, HOSTNAME_CLAIM.kind: 0},
+    ),
+    Scenario("drift with a rival", _drift, is_repair=True, rival_edits=_RIVAL_EDITS),
 )

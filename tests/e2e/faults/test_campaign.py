@@ -18,8 +18,10 @@ import pytest
 from operator_app.api.kinds import CONFIG_MAP, ENVOY_PROXY, LEASE, Key, Object
 from operator_app.errors import (
     ConflictError,
+    ForbiddenError,
     GoneError,
     InvalidError,
+    NotFoundError,
     OperatorError,
     ThrottledError,
     TransientError,
@@ -46,9 +48,11 @@ pytestmark = pytest.mark.anyio
 
 Carrier = Callable[[Plan], AbstractAsyncContextManager[Cluster]]
 
-FIRST, EDIT, LOSS, DRIFT, DELETION, RE_CREATION = SCENARIOS
+FIRST, EDIT, LOSS, DRIFT, DELETION, RE_CREATION, STRANGER, RIVAL = SCENARIOS
 QUIET_S: Final = 3.0
 IDLE_S: Final = 1.0
+HANGS_S: Final = 8.0
+"""The bound of a write; an answer that is only delayed comes earlier."""
 
 SELECTION: Final = (
     (FIRST, FaultKind.RESET, Point("apply", "ConfigMap")),
@@ -68,6 +72,12 @@ SELECTION: Final = (
     (DELETION, FaultKind.LOST_ANSWER, Point("delete", "ProxyRegistration")),
     (DELETION, FaultKind.CONFLICT, Point("apply", "EnvoyProxy")),
     (RE_CREATION, FaultKind.LOST_ANSWER, Point("apply", "EnvoyProxy", n=2)),
+    (FIRST, FaultKind.HANG, Point("apply", "Service")),
+    (EDIT, FaultKind.UNAUTHORIZED, Point("apply", "ConfigMap")),
+    (DELETION, FaultKind.FORBIDDEN, Point("delete", "ProxyRegistration")),
+    (RE_CREATION, FaultKind.NOT_FOUND, Point("apply", "ProxyRegistration", n=2)),
+    (STRANGER, FaultKind.LOST_ANSWER, Point("apply", "Deployment")),
+    (RIVAL, FaultKind.BROKEN, Point("apply", "Deployment")),
     (FIRST, FaultKind.INVALID, Point("apply", "Deployment")),
     (FIRST, FaultKind.HIDE, Point("event", "EnvoyProxy")),
     (RE_CREATION, FaultKind.REPLAY, Point("event", "EnvoyProxy", n=3)),
@@ -82,6 +92,11 @@ SELECTION: Final = (
     (RE_CREATION, FaultKind.KILL_BEHIND, Point("apply", "EnvoyProxy", n=2)),
     *((SCENARIOS[1 + n % 5], FaultKind.OLD_LIST, Point("list", kind.kind)) for n, kind in enumerate(WATCHED)),
 )  # fmt: skip
+
+PAIRS: Final = (
+    (EDIT, FaultKind.LOST_ANSWER, Point("apply", "Deployment"), FaultKind.HANG),
+    (DRIFT, FaultKind.BROKEN, Point("apply", "Service"), FaultKind.CONFLICT),
+)
 
 LEASE_FAULTS: Final = (
     (FaultKind.OLD_LIST, "list"),
@@ -99,7 +114,7 @@ def carrier(request: pytest.FixtureRequest, operator_kubeconfig: Path, tmp_path:
     async def inside(plan: Plan) -> AsyncGenerator[Cluster]:
         wrapper = partial(FaultyTransport, injector=Injector(plan, lambda _: None))
         async with Cluster.connect(
-            user_agent="test", kubeconfig=operator_kubeconfig, transport_wrapper=wrapper
+            user_agent="test", kubeconfig=operator_kubeconfig, transport_wrapper=wrapper, write_timeout_s=HANGS_S
         ) as cluster:
             yield cluster
 
@@ -108,7 +123,9 @@ def carrier(request: pytest.FixtureRequest, operator_kubeconfig: Path, tmp_path:
         proxy = await anyio.to_thread.run_sync(FaultProxy(operator_kubeconfig, tmp_path).__enter__)
         try:
             proxy.use(plan, lambda _: None)
-            async with Cluster.connect(user_agent="test", kubeconfig=proxy.kubeconfig) as cluster:
+            async with Cluster.connect(
+                user_agent="test", kubeconfig=proxy.kubeconfig, write_timeout_s=HANGS_S
+            ) as cluster:
                 yield cluster
         finally:
             await anyio.to_thread.run_sync(proxy.__exit__, None, None, None)
@@ -133,6 +150,10 @@ def plan_of(kind: FaultKind, point: Point, about: str = "") -> Plan:
         (FaultKind.RESET, TransientError, False),
         (FaultKind.LOST_ANSWER, TransientError, True),
         (FaultKind.DELAY, None, True),
+        (FaultKind.HANG, TransientError, True),
+        (FaultKind.UNAUTHORIZED, ForbiddenError, False),
+        (FaultKind.FORBIDDEN, ForbiddenError, False),
+        (FaultKind.NOT_FOUND, NotFoundError, False),
         (FaultKind.CONFLICT, ConflictError, False),
         (FaultKind.INVALID, InvalidError, False),
         (FaultKind.THROTTLED, ThrottledError, False),
@@ -162,6 +183,17 @@ async def test_a_fault_of_a_write_happens_once_before_or_after_the_write(
         assert failed.retry_after_s == RETRY_AFTER_S
     if kind is FaultKind.DELAY:
         assert anyio.current_time() - begun_mono >= 2 * DELAY_S
+
+
+async def test_a_second_fault_strikes_at_the_next_request(carrier: Carrier, namespace: str) -> None:
+    """Whatever that request is about: it is the first one of the recovery, and the one after it is spared."""
+    first = Fault("it", FaultKind.LOST_ANSWER, Point("apply", "ConfigMap"), namespace, FaultKind.RESET)
+    async with carrier(Plan((first,))) as cluster:
+        with pytest.raises(TransientError):
+            await cluster.apply(CONFIG_MAP, a_config_map(namespace), force=False)
+        with pytest.raises(TransientError):
+            await cluster.get(CONFIG_MAP, Key(namespace, "thing"))
+        assert await cluster.get(CONFIG_MAP, Key(namespace, "thing")) is not None
 
 
 async def listed(cluster: Cluster, namespace: str) -> Page:
@@ -246,6 +278,8 @@ def test_a_fixed_selection_of_all_points_is_survived(campaign: Campaign) -> None
     catalogue = Catalogue()
     for scenario, kind, point in SELECTION:
         catalogue.add(Run(scenario, kind, point))
+    for scenario, kind, point, then in PAIRS:
+        catalogue.add(Run(scenario, kind, point, then))
     with campaign:
         campaign.start_operator()
         runs = conduct(campaign, catalogue, quiet_s=QUIET_S, resync_interval_s=2, report=report)

@@ -47,6 +47,9 @@ class FaultyTransport(httpx2.AsyncBaseTransport):
             case FaultKind.OLD_LIST if target in self._first_lists:
                 return self._list(request, 200, self._first_lists[target])
         response = await self._forward(request, what, target)
+        if fault.kind is FaultKind.HANG:
+            await response.aclose()
+            await anyio.sleep_forever()
         if fault.kind is FaultKind.LOST_ANSWER:
             await response.aclose()
             raise httpx2.ReadError("the answer was lost", request=request)

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.e2e.powerdns.databases import PostgreSql
 from tests.e2e.powerdns.install import NotInstalledError
 from tests.e2e.powerdns.proxy import FaultyProxy
 from tests.e2e.powerdns.recursor import Recursor
@@ -25,11 +26,26 @@ def powerdns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PowerDns]:
         yield server
 
 
+@pytest.fixture(scope="session", name="powerdns", params=["sqlite", "postgresql"])
+def powerdns_of_each_database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PowerDns]:
+    """A running server on each database in turn; imported in the other one's place, it is called ``powerdns``, too."""
+    try:
+        database = PostgreSql() if request.param == "postgresql" else None
+        server = PowerDns(tmp_path_factory.mktemp("powerdns"), database)
+    except NotInstalledError as error:
+        lacking(str(error))
+    with closing(server):
+        server.start()
+        yield server
+
+
 @pytest.fixture(scope="session")
 def recursor(powerdns: PowerDns, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recursor]:
     """A resolver in front of the server, as clients use one; without its program the test is skipped."""
     try:
-        resolver = Recursor(tmp_path_factory.mktemp("recursor"), powerdns)
+        resolver = Recursor(tmp_path_factory.mktemp("recursor"), powerdns.dns_port)
     except NotInstalledError as error:
         lacking(str(error))
     with closing(resolver):

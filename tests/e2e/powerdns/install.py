@@ -1,4 +1,4 @@
-"""Find the programs of PowerDNS, server and recursor, or install Debian's packages of them, as root."""
+"""Find the programs of PowerDNS and of its databases, or install Debian's packages of them, as root."""
 
 import fcntl
 import os
@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-PACKAGES: Final = ("pdns-server", "pdns-backend-sqlite3", "pdns-recursor")
-SCHEMA: Final = Path("/usr/share/pdns-backend-sqlite3/schema/schema.sqlite3.sql")
-INSTALL_TIMEOUT_S: Final = 100
+PACKAGES: Final = ("pdns-server", "pdns-backend-sqlite3", "pdns-recursor", "pdns-backend-pgsql", "postgresql")
+SQLITE_SCHEMA: Final = Path("/usr/share/pdns-backend-sqlite3/schema/schema.sqlite3.sql")
+POSTGRESQL_SCHEMA: Final = Path("/usr/share/pdns-backend-pgsql/schema/schema.pgsql.sql")
+INSTALL_TIMEOUT_S: Final = 240
 _POLICY: Final = Path("/usr/sbin/policy-rc.d")
+_POSTGRESQL: Final = Path("/usr/lib/postgresql")
+"""Where Debian has the programs of a PostgreSQL server, which are on no path, by version."""
 
 
 class NotInstalledError(Exception):
@@ -33,19 +36,20 @@ def installed(name: str = "pdns_server") -> Path:
             _install()
             program = _found(name)
     if program is None:
-        raise NotInstalledError(f"the packages {' '.join(PACKAGES)} brought no {name}, or no SQLite for it")
+        raise NotInstalledError(f"the packages {' '.join(PACKAGES)} brought no {name}, or no database for it")
     return program
 
 
 def _found(name: str) -> Path | None:
-    program = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
-    return Path(program) if program and SCHEMA.is_file() else None
+    folders = [os.environ.get("PATH", os.defpath), "/usr/sbin", *map(str, _POSTGRESQL.glob("*/bin"))]
+    program = shutil.which(name, path=":".join(folders))
+    return Path(program) if program and SQLITE_SCHEMA.is_file() and POSTGRESQL_SCHEMA.is_file() else None
 
 
 def _install() -> None:
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     install = ("apt-get", "install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=60", *PACKAGES)
-    with _services_disabled():
+    with services_disabled():
         for command in (("apt-get", "update"), install):
             try:
                 subprocess.run(command, env=environment, capture_output=True, timeout=INSTALL_TIMEOUT_S, check=True)
@@ -54,7 +58,7 @@ def _install() -> None:
 
 
 @contextmanager
-def _services_disabled() -> Iterator[None]:
+def services_disabled() -> Iterator[None]:
     """Keep the installation from starting a server on port 53, by Debian's ``policy-rc.d``."""
     if _POLICY.exists():
         yield

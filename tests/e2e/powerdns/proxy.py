@@ -19,7 +19,7 @@ class HttpFault:
 
     ``before`` is called first, then comes the delay. With a ``status`` it is answered instead of forwarded. With
     ``is_dropped`` the connection is closed and the server never gets the request. With ``is_lost`` the server processes
-    it, and the connection is closed instead of answered.
+    it, and the connection is closed instead of answered; with ``is_cut`` in the middle of its answer.
     """
 
     before: Callable[[], None] | None = None
@@ -29,6 +29,7 @@ class HttpFault:
     body: bytes = b""
     is_dropped: bool = False
     is_lost: bool = False
+    is_cut: bool = False
 
 
 class FaultyProxy:
@@ -108,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         status, headers, content = self._forwarded(body)
         if not fault.is_lost:
-            self._answer(status, headers, content)
+            self._answer(status, headers, content, is_cut=fault.is_cut)
 
     def _forwarded(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.target_port, timeout=FORWARD_TIMEOUT_S)
@@ -121,13 +122,14 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _answer(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
+    def _answer(self, status: int, headers: Mapping[str, str], content: bytes, *, is_cut: bool = False) -> None:
         try:
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
+            # An empty answer is cut by promising more.
+            self.send_header("Content-Length", str(max(1, len(content)) if is_cut else len(content)))
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(content[: len(content) // 2] if is_cut else content)
         except OSError:
             return  # the client has closed the connection

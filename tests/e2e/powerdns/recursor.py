@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.e2e.powerdns.install import installed
 from tests.e2e.powerdns.query import resolve
-from tests.e2e.powerdns.server import PowerDns, free_port
+from tests.e2e.powerdns.server import free_port
 
 START_TIMEOUT_S: Final = 20.0
 FORWARDED: Final = "example"
@@ -15,15 +15,18 @@ FORWARDED: Final = "example"
 
 
 class Recursor:
-    """A resolver that keeps no answer for longer than a second. Its files are in ``folder``."""
+    """A resolver that keeps no answer for longer than a second. Its files are in ``folder``.
 
-    def __init__(self, folder: Path, server: PowerDns) -> None:
+    It asks the server at ``dns_port`` on loopback.
+    """
+
+    def __init__(self, folder: Path, dns_port: int) -> None:
         self._program = installed("pdns_recursor")
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         (folder / "recursor.conf").write_text(
-            f"local-address=127.0.0.1\nlocal-port={self.port}\nforward-zones={FORWARDED}=127.0.0.1:{server.dns_port}\n"
+            f"local-address=127.0.0.1\nlocal-port={self.port}\nforward-zones={FORWARDED}=127.0.0.1:{dns_port}\n"
             f"socket-dir={folder}\nquery-local-address=127.0.0.1\ndont-query=\ndaemon=no\ndisable-syslog=yes\n"
             "disable-packetcache=yes\nmax-cache-ttl=1\nmax-negative-ttl=1\nsecurity-poll-suffix=\ndnssec=off\nthreads=1\n"
         )

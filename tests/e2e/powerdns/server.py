@@ -1,8 +1,7 @@
-"""PowerDNS with a SQLite file on loopback, and its zones as an administrator reads and changes them."""
+"""PowerDNS on loopback, and its zones as an administrator reads and changes them."""
 
 import secrets
 import socket
-import sqlite3
 import subprocess
 import time
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from typing import Final
 import httpx
 
 from operator_app.api.kinds import Value
-from tests.e2e.powerdns.install import SCHEMA, installed
+from tests.e2e.powerdns.databases import Database, Sqlite
+from tests.e2e.powerdns.install import installed
 from tests.e2e.powerdns.query import resolve
 
 START_TIMEOUT_S: Final = 20.0
@@ -23,12 +23,15 @@ Row = tuple[str, str, int, str, bool]
 
 
 class PowerDns:
-    """One server with its files in ``folder``. It keeps its ports and zones when it is stopped and started."""
+    """One server with its files in ``folder``. It keeps its ports and zones when it is stopped and started.
 
-    def __init__(self, folder: Path) -> None:
+    Without a ``database`` it has a SQLite file.
+    """
+
+    def __init__(self, folder: Path, database: Database | None = None) -> None:
         self._program = installed()
         self._folder = folder
-        self._database = folder / "zones.sqlite3"
+        self.database = database or Sqlite(folder)
         self._process: subprocess.Popen[bytes] | None = None
         self._api_key = secrets.token_urlsafe(24)
         self.key_file = folder / "api-key"
@@ -37,15 +40,13 @@ class PowerDns:
         self.url = f"http://127.0.0.1:{self.port}"
         headers = {"X-API-Key": self._api_key}
         self._client = httpx.Client(base_url=self.url, headers=headers, timeout=10, trust_env=False, verify=False)  # noqa: S501 - no TLS here
-        with sqlite3.connect(self._database) as database:
-            database.executescript(SCHEMA.read_text())
-        database.close()
         (folder / "pdns.conf").write_text(self._configuration())
 
     def close(self) -> None:
         """Stop the server for good."""
         self.stop()
         self._client.close()
+        self.database.close()
 
     @property
     def api_key(self) -> str:
@@ -88,12 +89,6 @@ class PowerDns:
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
-    def sql(self, statement: str, *values: object) -> None:
-        """One statement on the database, for states that can't be made by the API."""
-        with sqlite3.connect(self._database) as database:
-            database.execute(statement, values)
-        database.close()
-
     def resolve(self, name: str, kind: str) -> list[tuple[str, str]]:
         """The server's answers over DNS, as (type, content)."""
         return resolve(self.dns_port, name, kind)
@@ -106,9 +101,7 @@ class PowerDns:
 
     def _configuration(self) -> str:
         settings = {
-            "launch": "gsqlite3",
-            "gsqlite3-database": self._database,
-            "gsqlite3-pragma-synchronous": 0,
+            **self.database.settings,
             "socket-dir": self._folder,
             "local-address": "127.0.0.1",
             "local-port": self.dns_port,

@@ -27,6 +27,9 @@ from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.outside import CHOSEN, FLAGS, NAME, OPERATOR_ID, Outside
 from tests.e2e.proxies import a_proxy, holds, record_key
 
+OURS = {"installation": OPERATOR_NAMESPACE}
+"""What a claim says of the operator that took it."""
+
 
 def audited(kubeconfig: Path, namespace: str, *flags: str) -> tuple[int, list[str], str]:
     """Exit code, lines of standard output and standard error of an audit of one namespace."""
@@ -54,11 +57,8 @@ def left_behind(kind: Kind, name: str, namespace: str, uid: str, **spec: Any) ->
     return {
         "apiVersion": kind.api_version,
         "kind": kind.kind,
-        "metadata": {
-            "name": name,
-            "namespace": OPERATOR_NAMESPACE,
-            "labels": {LABEL_MANAGED_BY: FIELD_MANAGER},
-        },
+        "metadata": {"name": name, "labels": {LABEL_MANAGED_BY: FIELD_MANAGER}}
+        | ({"namespace": OPERATOR_NAMESPACE} if kind.namespaced else {}),
         "spec": {"proxy": {"namespace": namespace, "name": "gone", "uid": uid}} | spec,
     }
 
@@ -104,8 +104,10 @@ def test_fix_removes_only_what_deleted_proxies_have_left(
     admin.create(
         PROXY_REGISTRATION, left_behind(PROXY_REGISTRATION, f"proxy-{deleted_uid}", namespace, deleted_uid, **ports)
     )
-    admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, lost, namespace, deleted_uid, hostname=lost))
-    admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, claimed, namespace, str(uuid.uuid4()), hostname=claimed))
+    admin.create(HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, lost, namespace, deleted_uid, hostname=lost, **OURS))
+    admin.create(
+        HOSTNAME_CLAIM, left_behind(HOSTNAME_CLAIM, claimed, namespace, str(uuid.uuid4()), hostname=claimed, **OURS)
+    )
     outside.put(lost, outside_record(admin, deleted_uid, namespace))
     outside.put(stray, outside_record(admin, str(uuid.uuid4()), namespace))
     outside.put(foreign, {"address": "192.0.2.1"})
@@ -126,9 +128,9 @@ def test_fix_removes_only_what_deleted_proxies_have_left(
     assert sum(each.startswith("removed: ") for each in lines) == 3
     assert set(outside.records()) == {mine, foreign, other}
     assert admin.find(PROXY_REGISTRATION, Key(OPERATOR_NAMESPACE, f"proxy-{deleted_uid}")) is None
-    assert [admin.find(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, each)) for each in (lost, claimed)] == [None, None]
+    assert [admin.find(HOSTNAME_CLAIM, Key("", each)) for each in (lost, claimed)] == [None, None]
     assert admin.find(PROXY_REGISTRATION, record_key(proxy)) is not None
-    assert admin.find(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, mine)) is not None
+    assert admin.find(HOSTNAME_CLAIM, Key("", mine)) is not None
     assert audited(operator_kubeconfig, namespace)[0] == 0
 
 

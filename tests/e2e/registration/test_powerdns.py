@@ -4,6 +4,7 @@ Each test compares the whole zone, so it fails on a duplicate or left-over recor
 """
 
 import logging
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 
 from operator_app.api.kinds import Key
 from operator_app.errors import (
+    ConflictError,
     ForbiddenError,
     InvalidError,
     NotFoundError,
@@ -30,7 +32,9 @@ from operator_app.registration.registry import Comparison, Record, Registration
 from operator_app.results import Outcome
 from operator_app.settings import Settings
 from tests.e2e.kube import wait_until
-from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
+from tests.e2e.powerdns.fixture import (
+    powerdns_of_each_database as powerdns_of_each_database,  # noqa: PLC0414  # fixtures are found by their import
+)
 from tests.e2e.powerdns.fixture import proxy as proxy  # noqa: PLC0414
 from tests.e2e.powerdns.fixture import recursor as recursor  # noqa: PLC0414
 from tests.e2e.powerdns.fixture import zone as zone  # noqa: PLC0414
@@ -223,7 +227,9 @@ async def test_the_most_specific_zone_gets_the_records(operator: Operator, zone:
         with pytest.raises(TerminalError) as refused:
             await registry.register(elsewhere)
         assert refused.value.reason == "ZoneNotConfigured"
-        assert await remove(registry, elsewhere) is Outcome.UNCHANGED
+        with pytest.raises(TerminalError) as refused:
+            await remove(registry, elsewhere)
+        assert refused.value.reason == "ZoneNotConfigured"
 
 
 async def test_entries_lists_only_records_of_this_operator(
@@ -515,7 +521,7 @@ async def test_one_of_many_operators_gets_the_name(operator: Operator, zone: Zon
                 try:
                     outcomes[name] = await contender.register(records[name])
                 except TransientError:
-                    await anyio.sleep(0.01)
+                    await anyio.sleep(random.uniform(0, 1))  # noqa: S311  # as the operator's backoff does
 
     async with anyio.create_task_group() as contest:
         for name in records:
@@ -557,26 +563,105 @@ async def test_a_first_registration_overtaken_by_a_newer_one_writes_nothing(
     assert zone.rows() == foreign | pair(newer)
 
 
-async def test_of_several_ownership_records_the_lowest_wins(
+def both_stored(zone: Zone, *records: tuple[str, Record]) -> None:
+    """What a database may have after it let the creates of several operators pass at the same time."""
+    hostname = records[0][1].hostname
+    contents = [Ownership(installed(name), each.uid, each.generation).content for name, each in records]
+    zone.put(f"_edge-owner.{hostname}", "TXT", *contents, ttl_s=TTL_S)
+    assert hostname is not None
+    zone.put(hostname, "A", *(each.address for _, each in records), ttl_s=TTL_S)
+
+
+async def test_of_several_owners_the_one_that_was_confirmed_keeps_the_name(
     registry: PowerDnsRegistry, operator: Operator, zone: Zone
 ) -> None:
-    """Where a database accepted two ownership records, the lowest installation corrects both, in whatever order."""
+    """Whichever is lower, whichever comes first: the other never reads itself as confirmed, and leaves one pair."""
+    foreign = zone.rows()
+    ours, theirs = a_record(zone, is_held=True), a_record(zone, uid="theirs", address="203.0.113.8")
+    for other in ("other-1", "other-2", "other-3", "other-4"):
+        async with operator(other) as second:
+            both_stored(zone, (OPERATOR, ours), (other, theirs))
+            assert await second.observe(theirs) is Comparison.FOREIGN
+            with pytest.raises(ConflictError, match="at the same time"):
+                await second.register(theirs)
+            assert zone.rows() == foreign | pair(ours)
+            both_stored(zone, (OPERATOR, ours), (other, theirs))
+            assert await registry.register(ours) == Registration(Outcome.CONFIGURED)
+            assert reason(await second.register(theirs)) == "HostnameTaken"
+            assert await remove(second, theirs) is Outcome.SKIPPED
+            assert zone.rows() == foreign | pair(ours)
+
+
+async def test_of_several_owners_that_were_never_confirmed_none_is_confirmed(
+    registry: PowerDnsRegistry, operator: Operator, zone: Zone
+) -> None:
+    """Each gives way, and what it had beside the other goes; the one that is left registers at its next try."""
     foreign = zone.rows()
     ours, theirs = a_record(zone), a_record(zone, uid="theirs", address="203.0.113.8")
-    other = next(name for name in map("other-{}".format, range(99)) if installed(name) > installed(OPERATOR))
-    both = [
-        Ownership(installed(name), each.uid, each.generation).content
-        for name, each in ((OPERATOR, ours), (other, theirs))
-    ]
-    assert ours.hostname is not None
-    zone.put(f"_edge-owner.{ours.hostname}", "TXT", *both)
-    zone.put(ours.hostname, "A", ours.address, theirs.address)
-    async with operator(other) as second:
-        assert reason(await second.register(theirs)) == "HostnameTaken"
-        assert await remove(second, theirs) is Outcome.SKIPPED
-        assert await registry.register(ours) == Registration(Outcome.CONFIGURED)
-        assert reason(await second.register(theirs)) == "HostnameTaken"
-    assert zone.rows() == foreign | pair(ours)
+    both_stored(zone, (OPERATOR, ours), ("other", theirs))
+    async with operator("other") as second:
+        with pytest.raises(ConflictError, match="at the same time"):
+            await registry.register(ours)
+        assert zone.rows() == foreign | pair(theirs, operator="other")
+        assert reason(await registry.register(ours)) == "HostnameTaken"
+        assert await second.register(theirs) == Registration(Outcome.UNCHANGED)
+        both_stored(zone, (OPERATOR, ours), ("other", theirs))
+        assert await remove(registry, ours) is Outcome.DELETED
+        assert await second.register(replace(theirs, is_held=True)) == Registration(Outcome.CONFIGURED)
+    assert zone.rows() == foreign | pair(theirs, operator="other")
+
+
+async def test_a_claim_stored_beside_ours_before_we_confirm_it_is_noticed(
+    registry: PowerDnsRegistry, operator: Operator, proxy: FaultyProxy, zone: Zone
+) -> None:
+    """Both creates are stored, then both read: neither is confirmed at first, and one is in the end."""
+    foreign = zone.rows()
+    ours, theirs = a_record(zone), a_record(zone, uid="theirs", address="203.0.113.8")
+    proxy.inject("GET", HttpFault(before=lambda: both_stored(zone, (OPERATOR, ours), ("other", theirs))), nth=3)
+    with pytest.raises(ConflictError, match="at the same time"):
+        await registry.register(ours)
+    async with operator("other") as second:
+        if installed(OPERATOR) < installed("other"):
+            assert {row[1] for row in zone.rows() - foreign} == {"A", "TXT"}, "the lower one stays for now"
+            with pytest.raises(ConflictError, match="at the same time"):
+                await second.register(theirs)
+            assert await registry.register(ours) == Registration(Outcome.UNCHANGED)
+            assert reason(await second.register(theirs)) == "HostnameTaken"
+        else:
+            assert await second.register(theirs) == Registration(Outcome.UNCHANGED)
+            assert reason(await registry.register(ours)) == "HostnameTaken"
+
+
+@pytest.mark.parametrize("kinds", ["one type", "an alias and an address"])
+async def test_of_racing_claims_at_most_one_is_ever_confirmed(operator: Operator, zone: Zone, kinds: str) -> None:
+    """Six operators, six hostnames: for each, one is told that it has the name, once, whatever the database stored."""
+    foreign = zone.rows()
+    targets = [f"203.0.113.{n}" if kinds == "one type" or n % 2 else f"lb{n}.example.net" for n in range(6)]
+    confirmed: list[tuple[str, str]] = []
+
+    async def contend(name: str, record: Record) -> None:
+        async with operator(name, powerdns_url=zone.server.url, powerdns_timeout_s=20) as contender:
+            while not any(hostname == record.hostname for _, hostname in confirmed):
+                try:
+                    registered = await contender.register(record)
+                except (TransientError, InvalidError):
+                    await anyio.sleep(random.uniform(0, 1))  # noqa: S311  # as the operator's backoff does
+                    continue
+                if registered.problem is None:
+                    confirmed.append((name, record.hostname or ""))
+                return
+
+    for round_ in range(6):
+        hostname = f"shop-{round_}.{zone.name}"
+        while not any(each == hostname for _, each in confirmed):
+            async with anyio.create_task_group() as contest:
+                for n, target in enumerate(targets):
+                    contest.start_soon(
+                        contend, f"op-{n}", a_record(zone, uid=f"u{n}", hostname=hostname, address=target)
+                    )
+        assert [each for _, each in confirmed].count(hostname) == 1
+    owned = {row[0] for row in zone.rows() - foreign if row[1] == "TXT"}
+    assert owned == {f"_edge-owner.{hostname}" for _, hostname in confirmed}
 
 
 async def test_a_duplicate_record_is_made_one(registry: PowerDnsRegistry, zone: Zone) -> None:
@@ -584,10 +669,9 @@ async def test_a_duplicate_record_is_made_one(registry: PowerDnsRegistry, zone: 
     record = a_record(zone)
     await registry.register(record)
     count = zone.count()
-    zone.server.sql(
-        "INSERT INTO records (domain_id, name, type, content, ttl, prio, disabled, auth)"
-        " SELECT domain_id, name, type, content, ttl, prio, disabled, auth FROM records WHERE name LIKE ?",
-        f"%{record.hostname}",
+    columns = "domain_id, name, type, content, ttl, prio, disabled, auth"
+    zone.server.database.sql(
+        f"INSERT INTO records ({columns}) SELECT {columns} FROM records WHERE name LIKE '%{record.hostname}'"  # noqa: S608
     )
     assert zone.count() == count + 2
     assert await registry.register(record) == Registration(Outcome.CONFIGURED)
@@ -674,14 +758,21 @@ async def test_a_record_that_was_edited_by_hand_is_removed_all_the_same(
     assert zone.rows() == foreign
 
 
-async def test_an_address_without_its_ownership_record_is_foreign(registry: PowerDnsRegistry, zone: Zone) -> None:
-    """Once the TXT is deleted by hand nothing proves that the address is ours: it is neither written nor removed."""
+async def test_an_address_without_its_ownership_record_is_left(registry: PowerDnsRegistry, zone: Zone) -> None:
+    """Once the TXT is deleted by hand nothing proves that the address is ours: it is neither written nor removed.
+
+    The problem says what to do; an address that is not this proxy's is anybody's.
+    """
     record = a_record(zone)
     await registry.register(record)
     zone.remove(f"_edge-owner.{record.hostname}", "TXT")
     before = zone.rows()
-    assert await registry.observe(record) is Comparison.FOREIGN
-    assert reason(await registry.register(record)) == "HostnameTaken"
+    assert await registry.observe(record) is Comparison.UNOWNED
+    assert await registry.observe(replace(record, address="203.0.113.8")) is Comparison.FOREIGN
+    refused = await registry.register(record)
+    assert reason(refused) == "HostnameTaken"
+    assert refused.problem is not None
+    assert f"put the TXT record _edge-owner.{record.hostname} back" in refused.problem.message
     assert await remove(registry, record) is Outcome.SKIPPED
     assert zone.rows() == before
 

@@ -392,7 +392,10 @@ def test_a_restored_cluster_leaves_the_records_of_the_cluster_it_came_from(
     spec = reference | {"generation": 1, "address": "203.0.113.7", "ports": [], "hostname": hostname}
     spec |= {"registry": "powerdns", "installations": [str(production)]}
     admin.create(PROXY_REGISTRATION, restored(PROXY_REGISTRATION, f"proxy-{uid}", spec))
-    admin.create(HOSTNAME_CLAIM, restored(HOSTNAME_CLAIM, hostname, reference | {"hostname": hostname}))
+    admin.create(
+        HOSTNAME_CLAIM,
+        restored(HOSTNAME_CLAIM, hostname, reference | {"hostname": hostname, "installation": OPERATOR_NAMESPACE}),
+    )
     flags = (f"--namespaces={namespace}",)
     start(*flags)
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, hostname))
@@ -400,7 +403,7 @@ def test_a_restored_cluster_leaves_the_records_of_the_cluster_it_came_from(
     assert "in another cluster" in condition(taken, "Registered")["message"]
     assert operator.wait_for("records_left_to_another_cluster")["uid"] == uid
     wait_until(lambda: admin.find(PROXY_REGISTRATION, Key(OPERATOR_NAMESPACE, f"proxy-{uid}")) is None, what="no entry")
-    assert owner_uid(admin.get(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, hostname))) == taken["metadata"]["uid"]
+    assert owner_uid(admin.get(HOSTNAME_CLAIM, Key("", hostname))) == taken["metadata"]["uid"]
     assert zone.rows() == rows
 
     admin.delete(ENVOY_PROXY, key)
@@ -414,7 +417,8 @@ def test_a_restored_cluster_leaves_the_records_of_the_cluster_it_came_from(
 
 def restored(kind: Kind, name: str, spec: Object) -> Object:
     """An object of another cluster's operator, as a restore creates it."""
-    metadata = {"name": name, "namespace": OPERATOR_NAMESPACE, "labels": {LABEL_MANAGED_BY: FIELD_MANAGER}}
+    metadata = {"name": name, "labels": {LABEL_MANAGED_BY: FIELD_MANAGER}}
+    metadata |= {"namespace": OPERATOR_NAMESPACE} if kind.namespaced else {}
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec}
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from operator_app.api.kinds import ENVOY_PROXY, LEASE, Key
-from operator_app.sharding.leases import replica_lease_name, shard_lease_name
+from operator_app.sharding.leases import heartbeat_lease_name, shard_lease_name
 from tests.e2e.controlplane import AuditLog, Mark
 from tests.e2e.failover import Fleet, Load, epochs_out_of_order, longest_wait_s, out_of_order, replica_of, waits
 from tests.e2e.kube import Kube, wait_until
@@ -57,12 +57,8 @@ def test_one_replica_leads_and_its_standby_takes_over_at_once(
     wait_until(lambda: standby.get("/readyz")[0] == 200, what="the standby to be ready")
     assert transitions(standby) == []
     assert [each.metric("operator_app_shards_held") for each in (leader, standby)] == [1, 0]
-    members = {
-        each["spec"]["holderIdentity"]
-        for each in admin.list(LEASE, OPERATOR_NAMESPACE)
-        if "replica" in each["metadata"]["name"]
-    }
-    assert members == {leader.replica, standby.replica}
+    names = {each["metadata"]["name"] for each in admin.list(LEASE, OPERATOR_NAMESPACE)}
+    assert {heartbeat_lease_name(each.replica) for each in (leader, standby)} <= names
     assert writers(audit, started, namespace) == {leader.replica}
 
     standing_by = audit.mark()
@@ -78,7 +74,7 @@ def test_one_replica_leads_and_its_standby_takes_over_at_once(
     assert writers(audit, left, namespace) == {standby.replica}
     lists = [each for each in audit.entries(standing_by) if each.user == OPERATOR_USER and each.verb == "list"]
     assert {each.resource for each in lists} <= {LEASE.plural}
-    assert admin.find(LEASE, Key(OPERATOR_NAMESPACE, replica_lease_name(leader.replica))) is None
+    assert admin.find(LEASE, Key(OPERATOR_NAMESPACE, heartbeat_lease_name(leader.replica))) is None
     assert standby.metric("operator_app_lease_transitions_total", how="taken") == 1
 
 

@@ -12,7 +12,7 @@ from operator_app.api.models import EnvoyProxySpec, EnvoyProxyStatus, parse_spec
 from tests.api_cases import CASES, NAME_CASE, proxy
 from tests.paths import MANIFESTS
 
-ENVOY_PROXY_CRD, HOSTNAME_CLAIM_CRD, PROXY_REGISTRATION_CRD = crds()
+ENVOY_PROXY_CRD, HOSTNAME_CLAIM_CRD, HOSTNAME_POLICY_CRD, PROXY_REGISTRATION_CRD = crds()
 
 
 def schema_of(crd: Object) -> Object:
@@ -181,7 +181,10 @@ def test_required_fields() -> None:
         ".spec.listeners[].routes[].mirror": ["backend"],
         ".spec.listeners[].routes[].rateLimit": ["requests"],
         ".spec.listeners[].routes[].cors": ["origins"],
-        ".spec.backends[]": ["name", "endpoints"],
+        ".spec.backends[]": ["name"],
+        ".spec.backends[].service": ["name", "port"],
+        ".spec.backends[].tls": ["serverName"],
+        ".spec.backends[].loadBalancing": ["policy"],
         ".spec.backends[].endpoints[]": ["host", "port"],
         ".spec.autoscaling": ["maxReplicas"],
         ".spec.tolerations[]": ["key"],
@@ -230,13 +233,22 @@ def test_names_and_subresources_of_proxy_registration() -> None:
 
 
 def test_names_of_hostname_claim() -> None:
-    """The HostnameClaim's CRD: its names, no subresource, and a spec of hostname and proxy only."""
+    """The HostnameClaim's CRD: its names, one for the cluster, no subresource."""
     spec = HOSTNAME_CLAIM_CRD["spec"]
     (version,) = spec["versions"]
     assert HOSTNAME_CLAIM_CRD["metadata"]["name"] == "hostnameclaims.edge.operator-app.dev"
-    assert spec["names"]["shortNames"] == ["ehost"]
+    assert (spec["scope"], spec["names"]["shortNames"]) == ("Cluster", ["ehost"])
     assert "subresources" not in version
-    assert set(schema_of(HOSTNAME_CLAIM_CRD)["properties"]["spec"]["properties"]) == {"hostname", "proxy"}
+    fields = schema_of(HOSTNAME_CLAIM_CRD)["properties"]["spec"]["properties"]
+    assert set(fields) == {"hostname", "proxy", "installation", "releasedAt"}
+
+
+def test_names_of_hostname_policy() -> None:
+    """The HostnamePolicy's CRD: its names, one for the cluster, and a spec that chooses namespaces."""
+    spec = HOSTNAME_POLICY_CRD["spec"]
+    assert HOSTNAME_POLICY_CRD["metadata"]["name"] == "hostnamepolicies.edge.operator-app.dev"
+    assert (spec["scope"], spec["names"]["shortNames"]) == ("Cluster", ["ehostpol"])
+    assert schema_of(HOSTNAME_POLICY_CRD)["properties"]["spec"]["required"] == ["namespaceSelector"]
 
 
 def test_the_schemas_fields_are_the_models_fields() -> None:
@@ -270,7 +282,15 @@ def test_a_default_inside_a_list_is_the_models_and_is_described() -> None:
     defaults = {
         ".spec.listeners[].protocol": listener.protocol.value,
         ".spec.backends[].connectTimeout": backend.connect_timeout,
-        ".spec.backends[].endpoints[].weight": backend.endpoints[0].weight,
+        ".spec.backends[].endpoints[].weight": backend.addresses[0].weight,
+        ".spec.backends[].protocol": backend.protocol.value,
+        ".spec.backends[].maxConnections": backend.max_connections,
+        ".spec.backends[].maxPendingRequests": backend.max_pending_requests,
+        ".spec.backends[].maxRequests": backend.max_requests,
+        ".spec.listeners[].httpsRedirect": str(listener.https_redirect).lower(),
+        ".spec.listeners[].proxyProtocol": str(listener.proxy_protocol).lower(),
+        ".spec.listeners[].trustedHops": listener.trusted_hops,
+        ".spec.listeners[].http10": str(listener.http10).lower(),
     }
     described = {path: node.get("description", "") for path, node in nodes(schema_of(ENVOY_PROXY_CRD))}
     assert all(described[path].endswith(f"Left out: {default}.") for path, default in defaults.items())

@@ -17,7 +17,11 @@ from operator_app.api.rules import Rule
 from tests.api_cases import BOUNDS, CASES, HOSTILE, TEXT_MEMBERS, Case, Path, edited, proxy, with_fragment
 
 # Rules that only the API server enforces, by a part of their message.
-SERVER_ONLY = ("reachable from other Pods", "raise the limit or lower the request")
+SERVER_ONLY = (
+    "reachable from other Pods",
+    "raise the limit or lower the request",
+    "timeout must not be above interval",
+)
 
 STRING_TYPES = {
     name: annotation

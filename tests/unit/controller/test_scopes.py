@@ -9,11 +9,12 @@ from operator_app.api.kinds import (
     LABEL_TENANT,
     NAMESPACE,
     PROXY_REGISTRATION,
+    Key,
     Kind,
     Object,
     key_of,
 )
-from operator_app.controller.scopes import INDEXES, KEPT, MANAGED_BY_US, Scopes
+from operator_app.controller.scopes import INDEXES, KEPT, MANAGED_BY_US, Scopes, indexes_of
 from operator_app.kube.deltas import Changed, Listed
 from operator_app.kube.store import Store
 
@@ -39,20 +40,33 @@ def test_the_whole_cluster_is_one_scope_for_each_kind() -> None:
     assert scopes[PROXY_REGISTRATION] == {"namespace": "edge-system", "labels": MANAGED_BY_US}
 
 
+def test_claims_of_other_operators_are_known_by_name_alone() -> None:
+    """They are watched, since who waits for a hostname is woken by its end, and no proxy of ours is found by them."""
+    store = Store(indexes_of("edge-system"))
+    proxy = {"namespace": "team-a", "name": "web", "uid": "u"}
+    for version, installation in (("5", "edge-system"), ("6", "edge-two")):
+        metadata = {"name": f"{installation}.example.com", "uid": installation, "resourceVersion": version}
+        store.learn(HOSTNAME_CLAIM, {"metadata": metadata, "spec": {"proxy": proxy, "installation": installation}})
+    assert [each["metadata"]["uid"] for each in store.indexed(HOSTNAME_CLAIM, Key("team-a", "web"))] == ["edge-system"]
+    assert len(store.keys(HOSTNAME_CLAIM)) == 2
+    assert store.index_values(HOSTNAME_CLAIM) == (Key("team-a", "web"),)
+
+
 def test_served_namespaces_have_scopes_of_their_own_and_share_the_records() -> None:
     """Each kind is watched once in each served namespace, records once, and Namespaces not at all."""
     watched = [(kind, scope["namespace"]) for kind, scope in scopes_of("b", "a")[1]]
     assert [each for each in watched if each[0] == ENVOY_PROXY] == [(ENVOY_PROXY, "a"), (ENVOY_PROXY, "b")]
-    assert [each for each in watched if each[0] == HOSTNAME_CLAIM] == [(HOSTNAME_CLAIM, "edge-system")]
+    assert [each for each in watched if each[0] == HOSTNAME_CLAIM] == [(HOSTNAME_CLAIM, None)]
     assert NAMESPACE not in dict(watched)
 
 
 def test_a_namespace_is_synced_once_every_kind_is_listed_for_it() -> None:
     """It is reported as newly synced once, and another namespace that is not listed does not delay it."""
     store, scopes = scopes_of("a", "b")
-    for kind in (HOSTNAME_CLAIM, PROXY_REGISTRATION):
-        listed(store, kind, "edge-system")
-        assert scopes.newly_synced("edge-system") == ()
+    for kind, scope in scopes:
+        if scope["namespace"] not in ("a", "b"):
+            listed(store, kind, scope["namespace"])
+            assert scopes.newly_synced(scope["namespace"]) == ()
     local = [kind for kind, scope in scopes if scope["namespace"] == "a"]
     for kind in local[:-1]:
         listed(store, kind, "a")
@@ -70,14 +84,15 @@ def test_the_records_may_be_listed_last(own: str) -> None:
     store = Store(INDEXES)
     scopes = Scopes(store, namespace=own, namespaces=("a", "b"))
     records = (HOSTNAME_CLAIM, PROXY_REGISTRATION)
+    places: dict[Kind, str | None] = {HOSTNAME_CLAIM: None, PROXY_REGISTRATION: own}
     for kind, scope in scopes:
         if kind not in records:
             listed(store, kind, scope["namespace"])
             assert scopes.newly_synced(scope["namespace"]) == ()
-    listed(store, records[0], own)
-    assert scopes.newly_synced(own) == ()
-    listed(store, records[1], own)
-    assert set(scopes.newly_synced(own)) == {"a", "b"}
+    listed(store, records[0], places[records[0]])
+    assert scopes.newly_synced(places[records[0]]) == ()
+    listed(store, records[1], places[records[1]])
+    assert set(scopes.newly_synced(places[records[1]])) == {"a", "b"}
 
 
 def test_a_synced_cluster_has_every_namespace_synced() -> None:

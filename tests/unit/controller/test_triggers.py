@@ -10,8 +10,11 @@ from operator_app.api.kinds import (
     DEPLOYMENT,
     ENVOY_PROXY,
     HOSTNAME_CLAIM,
+    HOSTNAME_POLICY,
+    LABEL_INSTANCE,
     LABEL_TENANT,
     NAMESPACE,
+    POD,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -102,6 +105,15 @@ def test_a_child_enqueues_the_proxy_of_its_name(world: World, kind: Kind) -> Non
     assert world.change(kind, named(Key("team-a", "unrelated"))) == []
 
 
+def test_a_pod_enqueues_the_proxy_of_its_labels(world: World) -> None:
+    """A Pod's name is the Deployment's to choose; one without the label belongs to no proxy."""
+    pod = named(Key("team-a", "web-envoy-5d8f")) | {"spec": {"containers": []}}
+    assert world.change(POD, pod) == []
+    labelled = named(Key("team-a", "web-envoy-77c9")) | {"spec": {"containers": []}}
+    labelled["metadata"]["labels"] = {LABEL_INSTANCE: "web"}
+    assert world.change(POD, labelled) == [(WEB, "team-a", Priority.REPAIR)]
+
+
 def test_a_claim_enqueues_its_proxy_and_all_that_declare_its_hostname(world: World) -> None:
     """Whoever waits for the hostname is reconciled when it is released."""
     world.change(ENVOY_PROXY, proxy(Key("team-b", "rival"), hostname="web.example.org"))
@@ -113,6 +125,33 @@ def test_a_claim_enqueues_its_proxy_and_all_that_declare_its_hostname(world: Wor
     world.triggers.apply_own_delete(Deleted(HOSTNAME_CLAIM, claim))
     assert sorted(world.enqueued) == expected
     assert world.store.keys(HOSTNAME_CLAIM) == ()
+
+
+def test_a_policy_enqueues_the_proxies_that_wait_for_a_hostname(world: World) -> None:
+    """Not those that have theirs, nor those that declare none; its removal does the same."""
+    waiting, served = Key("team-b", "waiting"), Key("team-b", "served")
+    world.change(ENVOY_PROXY, proxy(waiting, hostname="waiting.example.org"))
+    world.change(ENVOY_PROXY, proxy(served, hostname="served.example.org"))
+    world.change(ENVOY_PROXY, proxy())
+    reference = {"namespace": "team-b", "name": "served", "uid": "u-served"}
+    world.change(HOSTNAME_CLAIM, named(Key("", "served.example.org"), hostname="served.example.org", proxy=reference))
+    policy = named(Key("", "policy"))
+    assert world.change(HOSTNAME_POLICY, policy) == [(waiting, "team-b", Priority.REPAIR)]
+    world.enqueued.clear()
+    world.triggers.apply_delta(Deleted(HOSTNAME_POLICY, policy))
+    assert world.enqueued == [(waiting, "team-b", Priority.REPAIR)]
+    world.enqueued.clear()
+    world.triggers.enqueue_affected(HOSTNAME_POLICY, policy, Priority.REPAIR)
+    assert world.enqueued == [(waiting, "team-b", Priority.REPAIR)], "one that a resync has found missing"
+
+
+def test_a_hostname_that_the_operator_gives_back_wakes_who_waits_for_it(world: World) -> None:
+    """Before the watch delivers that the claim rests."""
+    world.change(ENVOY_PROXY, proxy(Key("team-b", "rival"), hostname="web.example.org"))
+    world.enqueued.clear()
+    spec = {"hostname": "web.example.org", "proxy": {"namespace": "team-a", "name": "web", "uid": "u"}}
+    world.triggers.apply_own_release(named(Key("", "web.example.org"), **spec))
+    assert sorted(key for key, *_ in world.enqueued) == [WEB, Key("team-b", "rival")]
 
 
 def test_a_listed_proxy_that_is_served_ranks_last(world: World) -> None:
@@ -153,9 +192,9 @@ async def test_an_acquired_shard_enqueues_its_proxies_and_what_records_still_nam
     world.enqueued.clear()
     await world.triggers.enqueue_shard(0)
     assert sorted((key.name, priority) for key, _, priority in world.enqueued) == [
-        ("gone", Priority.RESYNC),
+        ("gone", Priority.REPAIR),
         ("new", Priority.USER),
-        ("web", Priority.RESYNC),
+        ("web", Priority.REPAIR),
     ]
 
 

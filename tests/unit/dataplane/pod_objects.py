@@ -32,5 +32,6 @@ def pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": given | metadata,
+        "spec": {"containers": [{"name": "envoy"}]},
         "status": {"podIP": ip, "conditions": conditions},
     }

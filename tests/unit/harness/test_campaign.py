@@ -13,17 +13,18 @@ from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, LEASE, Key, Obje
 from operator_app.controller.scopes import INDEXES
 from tests.e2e.controlplane import StartError
 from tests.e2e.faults import __main__ as command
-from tests.e2e.faults import checks
-from tests.e2e.faults.campaign import Run
+from tests.e2e.faults import checks, outside
+from tests.e2e.faults.campaign import Campaign, Run, foreign_objects
 from tests.e2e.faults.catalogue import starts
 from tests.e2e.faults.injector import Injector
 from tests.e2e.faults.observer import View
-from tests.e2e.faults.plan import Asked, Fault, FaultKind, Plan, Point
+from tests.e2e.faults.plan import KILLS, ON_THE_WIRE, Asked, Fault, FaultKind, Plan, Point, applicable, pairs
 from tests.e2e.faults.report import page
 from tests.e2e.faults.scenarios import NAME, SCENARIOS, fresh_proxy, hostnames
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
+from tests.unit.kube.scripted_client import kubeconfig_in
 
-FIRST, *_, DELETION, _RE_CREATION = SCENARIOS
+FIRST, *_, DELETION, _RE_CREATION, STRANGER, RIVAL = SCENARIOS
 TEAM: Final = "team"
 HOSTNAME, OTHER = hostnames(TEAM)
 
@@ -33,8 +34,12 @@ def a_claim(hostname: str, uid: str = "uid-1") -> Object:
     return {
         "apiVersion": HOSTNAME_CLAIM.api_version,
         "kind": HOSTNAME_CLAIM.kind,
-        "metadata": {"namespace": OPERATOR_NAMESPACE, "name": hostname, "resourceVersion": "1", "uid": hostname},
-        "spec": {"hostname": hostname, "proxy": {"namespace": TEAM, "name": NAME, "uid": uid}},
+        "metadata": {"name": hostname, "resourceVersion": "1", "uid": hostname},
+        "spec": {
+            "hostname": hostname,
+            "proxy": {"namespace": TEAM, "name": NAME, "uid": uid},
+            "installation": OPERATOR_NAMESPACE,
+        },
     }
 
 
@@ -43,7 +48,7 @@ def view_of(*claims: Object) -> View:
     proxy = fresh_proxy(TEAM)
     proxy["metadata"] |= {"uid": "uid-1", "generation": 1}
     view: View = {(ENVOY_PROXY, Key(TEAM, NAME)): proxy}
-    return view | {(HOSTNAME_CLAIM, Key(OPERATOR_NAMESPACE, each["metadata"]["name"])): each for each in claims}
+    return view | {(HOSTNAME_CLAIM, Key("", each["metadata"]["name"])): each for each in claims}
 
 
 def claim_problems(view: View) -> list[str]:
@@ -62,9 +67,7 @@ def test_a_claim_that_outlives_its_proxy_is_an_orphan() -> None:
     """After a deletion no claim may be left."""
     view = view_of(a_claim(HOSTNAME))
     del view[ENVOY_PROXY, Key(TEAM, NAME)]
-    assert list(checks.problems(DELETION, TEAM, view, {}, "uid-1")) == [
-        f"claim {OPERATOR_NAMESPACE}/{HOSTNAME} is an orphan"
-    ]
+    assert list(checks.problems(DELETION, TEAM, view, {}, "uid-1")) == [f"claim {HOSTNAME} is an orphan"]
 
 
 def test_requests_and_events_of_claims_are_about_the_proxy_that_they_name() -> None:
@@ -76,7 +79,7 @@ def test_requests_and_events_of_claims_are_about_the_proxy_that_they_name() -> N
     )
     injector = Injector(Plan(faults), notices.append)
     claim = a_claim(HOSTNAME)
-    address = (HOSTNAME_CLAIM.kind, "", OPERATOR_NAMESPACE, HOSTNAME)
+    address = (HOSTNAME_CLAIM.kind, "", "", HOSTNAME)
 
     injector.request(Asked("apply", *address), json.dumps(claim).encode())
     injector.event(HOSTNAME_CLAIM.kind, json.dumps({"type": "ADDED", "object": claim}).encode())
@@ -102,6 +105,7 @@ def test_a_fault_that_was_never_injected_is_no_success(
     run.settled_at = datetime(2026, 7, 2, tzinfo=UTC) if is_injected else None
     monkeypatch.setattr(command, "_experiment", lambda *_: ([run], []))
     monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(outside, "everything", lambda *_: [])
 
     assert command.main() == code
 
@@ -133,6 +137,7 @@ def test_logs_are_kept_only_after_a_failure(
 
     monkeypatch.setattr(command, "_experiment", experiment)
     monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(outside, "everything", lambda *_: [])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     command.main()
@@ -161,3 +166,75 @@ def test_the_page_says_which_faults_only_a_resync_repairs() -> None:
     assert "after *422*, *stale events replayed*, *event hidden* the operator" in head
     assert "one every 6 seconds" in head
     assert "one every 900 seconds" in head
+
+
+def test_a_second_fault_is_armed_by_the_first_and_strikes_once() -> None:
+    """At the next request about the same namespace, of whatever sort; events and other namespaces are spared."""
+    notices: list[Mapping[str, Any]] = []
+    first = Fault(TEAM, FaultKind.BROKEN, Point("apply", "ConfigMap"), TEAM, FaultKind.CONFLICT)
+    injector = Injector(Plan((first,), recorded=("other",)), notices.append)
+    service = Asked("apply", "Service", "", TEAM, "web-envoy")
+    assert injector.request(Asked("apply", "ConfigMap", "", TEAM, "web-envoy"), b"") == first
+    assert injector.request(Asked("apply", "Service", "", "other", "web-envoy"), b"") is None
+    event = {"type": "MODIFIED", "object": {"metadata": {"namespace": TEAM, "name": "web-envoy"}}}
+    assert injector.event("Service", json.dumps(event).encode()) is None
+    second = injector.request(service, b"")
+    assert second is not None
+    assert second.kind is FaultKind.CONFLICT
+    assert injector.request(service, b"") is None
+    assert {each["injected"] for each in notices if "injected" in each} == Run(
+        FIRST, first.kind, first.point, FaultKind.CONFLICT, namespace=TEAM
+    ).fault_ids
+
+
+def test_every_request_gets_pairs_of_all_faults_in_turn() -> None:
+    """One pair for each carrier at a point, and over the points each fault comes first and second."""
+    point = Point("apply", "ConfigMap")
+    found = [pair for number in range(100) for pair in pairs(point, number)]
+    assert {len(pairs(point, number)) for number in range(100)} == {2}
+    alone = set(applicable(point)) - KILLS
+    assert {first for first, _ in found} == {second for _, second in found} == alone
+    assert all((first in ON_THE_WIRE) == (second in ON_THE_WIRE) for first, second in found)
+    assert pairs(Point("event", "ConfigMap"), 0) == pairs(Point("list", "ConfigMap"), 0) == ()
+
+
+def test_a_stranger_under_a_childs_name_is_expected_to_stay_and_to_be_told() -> None:
+    """Neither record nor claim, and a status that names it; the other children are as declared."""
+    assert [each.name for each in SCENARIOS if each.has_stranger] == [STRANGER.name]
+    names = [obj["metadata"]["name"] for _, obj in foreign_objects(STRANGER, TEAM)]
+    assert names == ["bystander", "bystander", f"{NAME}-envoy"]
+    assert "web-envoy" not in [obj["metadata"]["name"] for _, obj in foreign_objects(FIRST, TEAM)]
+    assert len(RIVAL.rival_edits) == 3
+
+
+def test_failures_stand_on_the_page_with_commit_and_machine() -> None:
+    """And how many points there are, beside how many runs."""
+    kinds = FaultKind.RESET, FaultKind.DELAY
+    runs = [Run(FIRST, kind, Point("apply", "ConfigMap"), is_injected=True) for kind in kinds]
+    runs[0].problems.append("a field is wrong")
+    runs[1].settled_at = datetime(2026, 7, 2, tzinfo=UTC)
+    text = page(runs, (), ["a complaint"], quiet_s=1, resync_interval_s=1, commit="abc123", machine="2 cores")
+    assert "## Failures" in text
+    assert "a field is wrong" in text
+    assert "- a complaint" in text
+    assert "1 points, 2 runs" in text
+    assert "commit abc123, 2 cores" in " ".join(text.split())
+    assert "## Failures" not in page(runs[1:], quiet_s=1, resync_interval_s=1)
+
+
+def test_an_undisturbed_run_that_does_not_converge_fails(tmp_path: Path) -> None:
+    """A run whose fault found nothing to strike is made again; what went wrong in it counts all the same."""
+    nothing: Any = None
+    kubeconfig = kubeconfig_in(tmp_path, {"server": "https://127.0.0.1:1"})
+    campaign = Campaign(nothing, kubeconfig, nothing, tmp_path)
+    point = Point("apply", "ConfigMap")
+    fine, wrong, late, struck = (Run(FIRST, FaultKind.RESET, point, acted_mono=1.0) for _ in range(4))
+    for each in (fine, wrong, struck):
+        each.settled_at = datetime(2026, 7, 2, tzinfo=UTC)
+    wrong.problems.append("a needless write")
+    struck.is_injected, struck.problems = True, ["is told elsewhere"]
+    campaign._runs = [fine, wrong, late, struck]
+    told = campaign.undisturbed_failures()
+    assert len(told) == 2
+    assert "a needless write" in told[0]
+    assert "it never settled" in told[1]

@@ -29,23 +29,16 @@ OPERATOR_CLUSTER: Final = {
     ("", "configmaps", "watch"): "learn of drift",
     ("", "configmaps", "create"): "apply where it is absent",
     ("", "configmaps", "patch"): "apply",
-    ("", "configmaps", "delete"): "prune",
     ("", "services", "get"): "the live read before a create",
     ("", "services", "list"): "start of a watch",
     ("", "services", "watch"): "learn of drift and of the address",
     ("", "services", "create"): "apply where it is absent",
     ("", "services", "patch"): "apply",
-    ("", "services", "delete"): "prune",
-    ("", "pods", "get"): "a Pod that a watch has missed",
-    ("", "pods", "list"): "start of a watch",
-    ("", "pods", "watch"): "learn which proxies serve, and where they can be asked",
-    ("", "pods/status", "patch"): "one annotation, which makes the kubelet fetch a changed ConfigMap at once",
     ("apps", "deployments", "get"): "the live read before a create",
     ("apps", "deployments", "list"): "start of a watch",
     ("apps", "deployments", "watch"): "learn of drift and of ready replicas",
     ("apps", "deployments", "create"): "apply where it is absent",
     ("apps", "deployments", "patch"): "apply",
-    ("apps", "deployments", "delete"): "prune",
     **{
         (group, resource, verb): reason
         for group, resource in (
@@ -62,6 +55,10 @@ OPERATOR_CLUSTER: Final = {
             "delete": "prune where the spec does not ask for it any more",
         }.items()
     },
+    ("", "pods", "get"): "a Pod that a watch has missed",
+    ("", "pods", "list"): "start of a watch",
+    ("", "pods", "watch"): "learn which proxies serve, where they can be asked, and why others do not",
+    ("", "pods/status", "patch"): "one annotation, which makes the kubelet fetch a changed ConfigMap at once",
     ("", "namespaces", "get"): "the tenant label of one namespace; the UID of kube-system, the cluster's identity",
     ("", "namespaces", "list"): "start of a watch",
     ("", "namespaces", "watch"): "learn of a changed tenant label",
@@ -79,12 +76,6 @@ OPERATOR_NAMESPACE: Final = {
     (EDGE, "proxyregistrations", "patch"): "bring a record up to date",
     (EDGE, "proxyregistrations", "delete"): "deregister",
     (EDGE, "proxyregistrations/status", "patch"): "remember what an outside registry has confirmed",
-    (EDGE, "hostnameclaims", "get"): "whose claim it is, after a lost race",
-    (EDGE, "hostnameclaims", "list"): "start of a watch",
-    (EDGE, "hostnameclaims", "watch"): "learn that a hostname is free again",
-    (EDGE, "hostnameclaims", "create"): "take a hostname",
-    (EDGE, "hostnameclaims", "patch"): "restore a claim that was edited",
-    (EDGE, "hostnameclaims", "delete"): "give a hostname back",
     ("coordination.k8s.io", "leases", "get"): "who won a lost race",
     ("coordination.k8s.io", "leases", "list"): "start of a watch, and the look around after a shard was taken",
     ("coordination.k8s.io", "leases", "watch"): "see who is there and what is free, without polling",
@@ -95,6 +86,18 @@ OPERATOR_NAMESPACE: Final = {
 """Every right that the operator has in its own namespace alone."""
 
 READS: Final = frozenset({"get", "list", "watch"})
+
+HOSTNAMES: Final = {
+    (EDGE, "hostnameclaims", "get"): "whose claim it is, after a lost race",
+    (EDGE, "hostnameclaims", "list"): "start of a watch",
+    (EDGE, "hostnameclaims", "watch"): "learn that a hostname is free again",
+    (EDGE, "hostnameclaims", "create"): "take a hostname",
+    (EDGE, "hostnameclaims", "patch"): "restore a claim that was edited",
+    (EDGE, "hostnameclaims", "delete"): "give a hostname back",
+    (EDGE, "hostnamepolicies", "list"): "start of a watch",
+    (EDGE, "hostnamepolicies", "watch"): "learn who may have which hostnames",
+}
+"""Every right about hostnames, which belong to the whole cluster."""
 
 TENANT_VIEW: Final = {
     (EDGE, resource, verb): "see one's proxies"
@@ -137,6 +140,7 @@ def rights(role: Manifest) -> set[tuple[str, str, str]]:
     ("kind", "name", "expected"),
     [
         pytest.param("ClusterRole", "operator-app", OPERATOR_CLUSTER, id="operator-cluster"),
+        pytest.param("ClusterRole", "operator-app-hostnames", HOSTNAMES, id="hostnames"),
         pytest.param("Role", "operator-app", OPERATOR_NAMESPACE, id="operator-namespace"),
         pytest.param("ClusterRole", "edge-envoyproxy-view", TENANT_VIEW, id="tenant-view"),
         pytest.param("ClusterRole", "edge-envoyproxy-edit", TENANT_EDIT, id="tenant-edit"),
@@ -178,20 +182,22 @@ def test_the_operator_cannot_create_an_envoy_proxy() -> None:
 
 
 def test_all_kinds_of_children_can_be_written() -> None:
-    """The roles keep up with the code: each child kind can be listed, watched, applied and pruned."""
-    needed = {
-        (kind.group, kind.plural, verb)
-        for kind in kinds.ALL_CHILD_KINDS
-        for verb in ("get", "list", "watch", "create", "patch", "delete")
-    }
-    assert needed <= rights(manifest("ClusterRole"))
+    """The roles keep up with the code: each child kind can be listed, watched and applied, optional ones pruned.
+
+    What every proxy has is never deleted by the operator, so it can delete nobody's.
+    """
+    granted = rights(manifest("ClusterRole"))
+    for kind in kinds.ALL_CHILD_KINDS:
+        verbs = {verb for group, resource, verb in granted if (group, resource) == (kind.group, kind.plural)}
+        pruned = {"delete"} if kind in kinds.OPTIONAL_CHILD_KINDS else set()
+        assert verbs == {"get", "list", "watch", "create", "patch"} | pruned
 
 
 def test_roles_are_bound_to_the_operators_account_alone() -> None:
-    """Each binding names its role and exactly the one ServiceAccount."""
+    """Each binding names the role of its own name and exactly the one ServiceAccount."""
     account = manifest("ServiceAccount")["metadata"]
     for binding in (obj for obj in manifests() if obj["kind"] in {"ClusterRoleBinding", "RoleBinding"}):
-        assert binding["roleRef"]["name"] == "operator-app"
+        assert binding["roleRef"]["name"] == binding["metadata"]["name"]
         assert binding["roleRef"]["kind"] == binding["kind"].removesuffix("Binding")
         assert binding["subjects"] == [
             {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
@@ -343,7 +349,7 @@ def test_kustomize_renders_a_whole_installation(directory: str, left_out: set[tu
     names = {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
     base = {(obj["kind"], obj["metadata"]["name"]) for obj in manifests()}
     assert base - names == left_out
-    for kind in (kinds.ENVOY_PROXY, kinds.PROXY_REGISTRATION, kinds.HOSTNAME_CLAIM):
+    for kind in (kinds.ENVOY_PROXY, kinds.PROXY_REGISTRATION, kinds.HOSTNAME_CLAIM, kinds.HOSTNAME_POLICY):
         assert ("CustomResourceDefinition", f"{kind.plural}.{kind.group}") in names
     (deployment,) = (obj for obj in objects if obj["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]

@@ -35,7 +35,10 @@ def test_no_setting_is_named_that_does_not_exist() -> None:
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
     told = "".join(file.read_text(encoding="utf-8") for file in documents())
     shipped = "".join(file.read_text(encoding="utf-8") for file in MANIFESTS.rglob("*.yaml"))
-    named = {*re.findall(rf"\b{ENV_PREFIX}[A-Z_]+\b", told), *re.findall(rf"name: ({ENV_PREFIX}[A-Z_]+)", shipped)}
+    named = {
+        *re.findall(rf"\b{ENV_PREFIX}[A-Z0-9_]+\b", told),
+        *re.findall(rf"name: ({ENV_PREFIX}[A-Z0-9_]+)", shipped),
+    }
     assert {"OPERATOR_APP_REGISTRY", "OPERATOR_APP_POWERDNS_URL"} < named, "it finds them"
     assert named - known == set()
 

@@ -21,6 +21,7 @@ from operator_app.registration.audit import (
     fix,
     orphans,
     refusal,
+    resting,
     table,
 )
 from operator_app.registration.identity import Installation
@@ -28,6 +29,7 @@ from operator_app.registration.ledger import IN_CLUSTER, LedgerEntry
 from operator_app.registration.registrar import Registries
 from operator_app.registration.registry import OutsideRecord
 from operator_app.results import Outcome
+from tests.paths import ROOT
 from tests.unit.registration.ledger_entries import PROXY, an_entry
 from tests.unit.scripted_api import NOT_FOUND, Answer, Line, ScriptedApi, components, ok
 
@@ -48,6 +50,67 @@ def surveyed(
     """Kind, registry and name of each finding."""
     survey = Survey(live or {}, [LedgerEntry(each) for each in entries], claims, outside or {}, namespaces)
     return [(each.kind, each.registry, each.name) for each in findings(survey)]
+
+
+NOW_GONE = {
+    "proxy": {"namespace": PROXY.namespace, "name": PROXY.name, "uid": "one"},
+    "releasedAt": "2026-07-01T12:00:00Z",
+}
+
+
+def test_a_hostname_that_rests_is_listed_and_is_no_finding() -> None:
+    """Its proxy is gone, and its claim is kept for the tenant; of namespaces that are not audited nothing is said."""
+    claim = {"metadata": {"name": "a.b"}, "spec": NOW_GONE}
+    assert surveyed(claims=(claim,)) == []
+    assert resting(Survey({}, (), (claim,), {})) == (claim,)
+    assert resting(Survey({}, (), (claim,), {}, namespaces=("elsewhere",))) == ()
+
+
+def test_versions_that_went_back_are_found_in_both_places() -> None:
+    """A record, or an entry, of a newer generation than the proxy has; an older one is just not written yet."""
+    entry = an_entry(hostname="a.b", generation=3)
+    for outside, own, expected in (
+        (3, 3, []),
+        (2, 3, []),
+        (3, 4, []),
+        (4, 3, [("dns", "a.b")]),
+        (3, 2, [(IN_CLUSTER, "proxy-one"), ("dns", "a.b")]),
+    ):
+        records = {"dns": (OutsideRecord("one", "a.b", generation=outside),)}
+        survey = Survey({"one": PROXY}, [LedgerEntry(entry)], (), records, generations={"one": own})
+        found = findings(survey)
+        assert sorted((each.registry, each.name) for each in found) == sorted(expected)
+        assert {each.kind for each in found} <= {FindingKind.NEWER_RECORD}
+
+
+def test_an_address_that_is_left_is_found_by_each_of_its_names() -> None:
+    """The entry of a deleted proxy in the state Left says where the addresses are."""
+    entry = an_entry(hostname="a.b", state=RecordState.LEFT.value, retiring=[{"registry": "dns", "hostname": "c.d"}])
+    kind = FindingKind.DANGLING_ADDRESS
+    assert surveyed(entry) == [(kind, "dns", "a.b"), (kind, "dns", "c.d")]
+    assert kind not in FIXABLE
+
+
+def test_a_hostname_that_no_policy_allows_any_more_is_found() -> None:
+    """By the labels of its namespace; where they could not be read, nothing is said."""
+    policy = {
+        "metadata": {"name": "p"},
+        "spec": {"namespaceSelector": {"matchLabels": {"a": "b"}}, "hostnames": ["a.b"]},
+    }
+    entry, record = an_entry(hostname="a.b"), {"dns": (OutsideRecord("one", "a.b"),)}
+    for labels, expected in (
+        ({PROXY.namespace: {"a": "b"}}, []),
+        ({}, []),
+        ({PROXY.namespace: {}}, [(FindingKind.HOSTNAME_NOT_ALLOWED, "a.b")]),
+    ):
+        survey = Survey({"one": PROXY}, [LedgerEntry(entry)], (), record, labels=labels, policies=(policy,))
+        assert [(each.kind, each.name) for each in findings(survey)] == expected
+
+
+def test_every_finding_is_explained() -> None:
+    """docs/operations.md has a row for each name that the audit prints."""
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert [each.value for each in FindingKind if f"| `{each.value}` |" not in page] == []
 
 
 def test_consistent_objects_give_no_findings() -> None:
@@ -124,9 +187,13 @@ def test_there_are_no_findings_about_namespaces_that_were_not_listed() -> None:
     assert surveyed(an_entry(), namespaces=("team-a",)) != []
 
 
-def test_only_findings_about_deleted_proxies_can_be_fixed() -> None:
-    """Whatever belongs to a live proxy is left to the operator."""
-    assert set(FindingKind) - FIXABLE == {FindingKind.PROXY_WITHOUT_RECORD, FindingKind.WRONG_OWNER}
+def test_only_what_is_provably_left_or_went_back_can_be_fixed() -> None:
+    """What is missing is the operator's to write, and what nobody can prove or a policy says is for people."""
+    assert set(FindingKind) - FIXABLE == {
+        FindingKind.PROXY_WITHOUT_RECORD,
+        FindingKind.DANGLING_ADDRESS,
+        FindingKind.HOSTNAME_NOT_ALLOWED,
+    }
 
 
 def test_the_table_has_a_line_for_each_finding() -> None:
@@ -210,13 +277,23 @@ def entry_of(uid: str = UID, **spec: Any) -> Object:
 def claim_of(uid: str = UID) -> Object:
     """A stored claim."""
     found = a_claim("a.b", uid)
-    found["metadata"] |= {"uid": "claim-uid", "resourceVersion": "8", "namespace": "edge-system"}
+    found["metadata"] |= {"uid": "claim-uid", "resourceVersion": "8"}
     return found
 
 
 def proxy_with(uid: str) -> Object:
     """The proxy that is stored under the name."""
     return {"metadata": {"namespace": PROXY.namespace, "name": PROXY.name, "uid": uid, "resourceVersion": "9"}}
+
+
+def proxy_declaring(hostname: str) -> Object:
+    """The proxy of the findings, with a hostname in its spec."""
+    found = proxy_with(UID)
+    found["metadata"]["generation"] = 1
+    return found | {"spec": {"registration": {"hostname": hostname}}}
+
+
+LIVE: Final = ("get EnvoyProxy", ok(proxy_declaring("elsewhere.example")))
 
 
 def listed(*objects: Object) -> Answer:
@@ -228,6 +305,8 @@ OF_ENTRY: Final = Finding(FindingKind.RECORD_WITHOUT_PROXY, IN_CLUSTER, "proxy-o
 OF_CLAIM: Final = Finding(FindingKind.CLAIM_WITHOUT_PROXY, IN_CLUSTER, "a.b", PROXY, UID)
 OF_RECORD: Final = Finding(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b", PROXY, UID)
 OF_NOBODY: Final = Finding(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b", None, UID)
+OF_OTHER: Final = Finding(FindingKind.WRONG_OWNER, "dns", "a.b", PROXY, UID)
+OF_NEWER: Final = Finding(FindingKind.NEWER_RECORD, "dns", "a.b", PROXY, UID)
 GONE: Final = ("get EnvoyProxy", NOT_FOUND)
 DONE: Final = ok({"metadata": {"resourceVersion": "60"}})
 
@@ -247,7 +326,12 @@ DONE: Final = ok({"metadata": {"resourceVersion": "60"}})
         (OF_CLAIM, [GONE, ("get ProxyRegistration", NOT_FOUND), ("get HostnameClaim", NOT_FOUND)]),
         (OF_CLAIM, [GONE, ("get ProxyRegistration", NOT_FOUND), ("get HostnameClaim", ok(claim_of("other")))]),
         (OF_RECORD, [GONE, ("get ProxyRegistration", ok(entry_of(hostname="a.b")))]),
-        (replace(OF_RECORD, kind=FindingKind.WRONG_OWNER), []),
+        (replace(OF_RECORD, kind=FindingKind.HOSTNAME_NOT_ALLOWED), []),
+        (OF_OTHER, [GONE, ("get ProxyRegistration", NOT_FOUND)]),
+        (OF_OTHER, [LIVE, ("get ProxyRegistration", NOT_FOUND)]),
+        (OF_OTHER, [LIVE, ("get ProxyRegistration", ok(entry_of(hostname="a.b")))]),
+        (OF_OTHER, [("get EnvoyProxy", ok(proxy_declaring("a.b"))), ("get ProxyRegistration", ok(entry_of()))]),
+        (OF_NEWER, [LIVE, ("get ProxyRegistration", ok(entry_of(hostname="c.d")))]),
     ],
     ids=[
         "the proxy of an entry lives",
@@ -262,6 +346,11 @@ DONE: Final = ok({"metadata": {"resourceVersion": "60"}})
         "the claim is another proxy's",
         "an entry names the record",
         "not fixable",
+        "the proxy of a record with a wrong hostname is gone",
+        "the entry of that proxy is gone",
+        "the entry names that hostname by now",
+        "the proxy declares that hostname by now",
+        "the newer record has another hostname than the entry",
     ],
 )
 async def test_what_became_alive_or_anothers_since_the_survey_stays(

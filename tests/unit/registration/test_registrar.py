@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ DOWN: Final = TransientError("DNS did not answer within 5 s")
 TIMEOUT_S: Final = 5.0
 PAUSED: Final = Problem("Paused", "it waits")
 NAMESPACE: Final = "edge-system"
+NOW: Final = datetime(2026, 7, 1, 12, tzinfo=UTC)
 
 
 class Dns:
@@ -84,7 +86,9 @@ class World:
         self.store = own.store
         self.dns = Dns(own.clock)
         self.backoff = Backoff(base_s=0.5, cap_s=60, rand=lambda: 1.0)
-        self.claims = Claims(own.applier, own.store, namespace=NAMESPACE, sink=own.store.apply_delta)
+        self.claims = Claims(
+            own.applier, own.cluster, own.store, namespace=NAMESPACE, sink=own.store.apply_delta, now=lambda: NOW
+        )
         self.ledger = Ledger(
             own.applier, own.cluster, own.store, namespace=NAMESPACE, on_write=own.on_write, sink=own.store.apply_delta
         )
@@ -346,7 +350,10 @@ async def test_a_confirmation_is_of_exactly_the_version_that_was_read(tmp_path: 
             await world.registrar.register(one)
     metadata = api.body("apply ProxyRegistration/status")["metadata"]
     assert metadata["resourceVersion"] == "1"
-    assert api.body("apply ProxyRegistration/status")["status"] == {"confirmedGeneration": 1}
+    assert api.body("apply ProxyRegistration/status")["status"] == {
+        "confirmedGeneration": 1,
+        "confirmedHostname": "one.example.com",
+    }
 
 
 async def test_a_hostname_that_another_proxy_has_is_not_published(tmp_path: Path) -> None:

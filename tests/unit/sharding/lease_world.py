@@ -1,30 +1,30 @@
 """A simulation of replicas that hold Leases, in virtual time: one compare-and-set store behind a slow, lossy network.
 
 Replicas have clocks of their own, with an offset and a rate. They can be crashed, paused as by SIGSTOP (their clock
-goes on), disconnected, and asked to leave. After every single event the simulation asserts that no two replicas have
-valid fencing tokens of one shard, or of different numbers of shards.
+goes on), disconnected, and asked to leave, and each kind of request can be refused. Those of the former format may run
+beside those of today's. After every single event the simulation asserts that no two replicas have valid fencing tokens
+of one shard, or of different numbers of shards.
 """
 
 import copy
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Final
 
 from operator_app.api.kinds import Object
 from operator_app.kube.fencing import FencingToken
-from operator_app.sharding.leases import (
-    ElectionState,
-    LeaseAction,
-    LeaseRequest,
-    LeaseTimes,
-    ShardTransition,
-    shard_lease_name,
-)
+from operator_app.sharding.election import ElectionState, LeaseRequest, ShardTransition
+from operator_app.sharding.leases import LABEL_ROLE, LeaseTimes, shard_lease_name
+from tests.unit.sharding import former_format
+from tests.unit.sharding.former_format import FormerElectionState
 
 NAMESPACE: Final = "edge-system"
 TIMES: Final = LeaseTimes(duration_s=15, renew_deadline_s=10, retry_period_s=2)
+
+Sent = LeaseRequest | former_format.LeaseRequest
 
 
 class Server:
@@ -32,48 +32,72 @@ class Server:
 
     def __init__(self) -> None:
         self.leases: dict[str, Object] = {}
-        self._versions = itertools.count(1)
+        self.version = 0
+        self.writes: Counter[str] = Counter()
+        """How many requests of each action were stored."""
 
-    def execute(self, request: LeaseRequest) -> tuple[str, Object] | None:
+    def execute(self, request: Sent) -> tuple[str, Object] | None:
         """Commit a request; the watch event that follows (MODIFIED or DELETED), or None for a conflict."""
         stored = self.leases.get(request.name)
         if (None if stored is None else int(stored["metadata"]["resourceVersion"])) != request.version:
             return None
+        self.writes[request.action.value] += 1
         if request.body is None:
-            assert stored is not None
-            del self.leases[request.name]
-            deleted = copy.deepcopy(stored)
-            deleted["metadata"]["resourceVersion"] = str(next(self._versions))
-            return "DELETED", deleted
+            return self.delete(request.name)
         return self.put(copy.deepcopy(request.body))
 
+    def delete(self, name: str) -> tuple[str, Object]:
+        """Delete a Lease."""
+        deleted = copy.deepcopy(self.leases.pop(name))
+        deleted["metadata"]["resourceVersion"] = self._next_version()
+        return "DELETED", deleted
+
     def put(self, obj: Object) -> tuple[str, Object]:
-        """Store a Lease with a new version."""
-        name, version = obj["metadata"]["name"], str(next(self._versions))
+        """Store a Lease with a new version; without its label, it is deleted for those that watch."""
+        name, version = obj["metadata"]["name"], self._next_version()
         uid = self.leases[name]["metadata"]["uid"] if name in self.leases else f"uid-{version}"
         obj["metadata"] |= {"uid": uid, "resourceVersion": version}
+        former = self.leases.get(name, obj)
         self.leases[name] = obj
-        return "MODIFIED", copy.deepcopy(obj)
+        if LABEL_ROLE in obj["metadata"].get("labels", {}):
+            return "MODIFIED", copy.deepcopy(obj)
+        shown = copy.deepcopy(former)
+        shown["metadata"]["resourceVersion"] = version
+        return "DELETED", shown
+
+    def listed(self) -> list[Object]:
+        """What a list by label returns."""
+        labelled = (each for each in self.leases.values() if LABEL_ROLE in each["metadata"].get("labels", {}))
+        return copy.deepcopy(list(labelled))
+
+    def _next_version(self) -> str:
+        self.version += 1
+        return str(self.version)
 
 
 class Replica:
     """One replica: an election state in a process that may crash, be paused, or lose its network."""
 
-    def __init__(self, world: "World", name: str, shards: int, *, rate: float, offset: float) -> None:
+    def __init__(
+        self, world: "World", name: str, shards: int, *, rate: float, offset: float, is_former: bool = False
+    ) -> None:
         self._world = world
         self.name = name
         self.rate = rate
         self._offset = offset
+        self.is_former = is_former
         self.is_running = True
-        self.is_disconnected = False
-        self.is_unable = False
-        """Whether every acquisition of this replica is lost, while it renews."""
+        self._is_disconnected = self._is_watch_dead = False
+        self._undelivered: list[tuple[str, Object]] = []
+        self.refused: set[str] = set()
+        """Actions whose requests are lost."""
         self.paused_until = 0.0
         self._watched_until = 0.0
         self._wakes = 0
         self.transitions: list[tuple[float, int, ShardTransition]] = []
         self.tokens: list[FencingToken] = []
-        self.state = ElectionState(
+        kind = FormerElectionState if is_former else ElectionState
+        self.state = kind(
             name,
             shards,
             TIMES,
@@ -89,8 +113,9 @@ class Replica:
 
     def start(self) -> None:
         """List the Leases, start to watch them, and join."""
-        for obj in self._world.server.leases.values():
-            self.state.observe(copy.deepcopy(obj), now_mono=self.clock())
+        for obj in self._world.server.listed():
+            self.state.observe(obj, now_mono=self.clock())
+        self.observed_up_to(self._world.server.version)
         self._world.watchers.append(self)
         self.state.begin()
         self.step()
@@ -109,13 +134,48 @@ class Replica:
         if next_due_mono is not None:
             self._world.at(self._world.now + (next_due_mono - self.clock()) / self.rate + 1e-6, self.when_able(wake))
 
+    def observed_up_to(self, version: int) -> None:
+        """Tell the state that everything up to a version was delivered."""
+        if isinstance(self.state, ElectionState):
+            self.state.delivered(version, now_mono=self.clock())
+
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether nothing arrives from here or there."""
+        return self._is_disconnected
+
+    @is_disconnected.setter
+    def is_disconnected(self, value: bool) -> None:
+        self._is_disconnected = value
+        self._resume_watch()
+
+    @property
+    def is_watch_dead(self) -> bool:
+        """Whether the watch delivers nothing, while requests are answered."""
+        return self._is_watch_dead
+
+    @is_watch_dead.setter
+    def is_watch_dead(self, value: bool) -> None:
+        self._is_watch_dead = value
+        self._resume_watch()
+
+    def _resume_watch(self) -> None:
+        if not (self._is_disconnected or self._is_watch_dead):
+            undelivered, self._undelivered = self._undelivered, []
+            for event, obj in undelivered:
+                self.deliver(event, obj)
+
     def deliver(self, event: str, obj: Object) -> None:
-        """Send a watch event; events arrive in their order, some time later."""
+        """Send a watch event; events arrive in their order, some time later, and after an interruption."""
+        if self._is_disconnected or self._is_watch_dead:
+            self._undelivered.append((event, obj))
+            return
         self._watched_until = max(self._watched_until, self._world.now + self._world.delay_s())
 
         def arrive() -> None:
             observe = self.state.observe_deletion if event == "DELETED" else self.state.observe
             observe(obj, now_mono=self.clock())
+            self.observed_up_to(int(obj["metadata"]["resourceVersion"]))
             self.step()
 
         self._world.at(self._watched_until, self.when_able(arrive))
@@ -143,21 +203,25 @@ class Replica:
 class RoundTrip:
     """One request and its answer: each takes time and may be lost; the sender gives up after the timeout."""
 
-    def __init__(self, world: "World", replica: Replica, request: LeaseRequest) -> None:
+    def __init__(self, world: "World", replica: Replica, request: Sent) -> None:
         self._world = world
         self._replica = replica
         self._request = request
+        self._action = request.action.value
         self._is_over = False
 
     def begin(self) -> None:
         """Send the request."""
-        self._later(self._time_out, TIMES.request_timeout_s / self._replica.rate)
-        is_dropped = self._replica.is_unable and self._request.action == LeaseAction.ACQUIRE
-        if not is_dropped and not self._world.is_lost(self._replica):
+        timeout_s = TIMES.renew_deadline_s if self._action == "list" else TIMES.request_timeout_s
+        self._later(self._time_out, timeout_s / self._replica.rate)
+        if self._action not in self._replica.refused and not self._world.is_lost(self._replica):
             # Once sent, it arrives even if the sender crashes.
             self._world.at(self._world.now + self._world.delay_s(), self._commit)
 
     def _commit(self) -> None:
+        if self._action == "list":
+            self._list()
+            return
         outcome = self._world.server.execute(self._request)
         if outcome is not None:
             self._world.notify_watchers(*outcome)
@@ -173,30 +237,43 @@ class RoundTrip:
             return
         if self._request.body is not None:
             self._replica.state.observe(outcome[1], now_mono=self._replica.clock())
-        if self._request.action == LeaseAction.ACQUIRE:
+        if self._action == "acquire" and isinstance(self._replica.state, FormerElectionState):
             self._later(self._list)
         else:
             self._end(self._replica.state.done)
 
     def _refresh(self) -> None:
-        live = self._world.server.leases.get(self._request.name)
+        """As the elector does: a Lease without its label is found by its name."""
+        live = copy.deepcopy(self._world.server.leases.get(self._request.name))
         state, now = self._replica.state, self._replica.clock()
         if live is not None:
-            state.observe(copy.deepcopy(live), now_mono=now)
+            label = "replica" if "-replica-" in self._request.name else "shard"
+            live["metadata"]["labels"] = live["metadata"].get("labels", {}) | {LABEL_ROLE: label}
+            state.observe(live, now_mono=now)
             return
         for known in state.known():
             if known["metadata"]["name"] == self._request.name:
                 state.observe_deletion(known, now_mono=now)
 
     def _list(self) -> None:
-        """The server makes the list some time after its answer to the write, and the list takes time to arrive."""
-        items = [copy.deepcopy(each) for each in self._world.server.leases.values()]
-        self._later(lambda: self._observe_all(items))
+        """The server makes the list, which takes time to arrive, or is lost."""
+        items, version = self._world.server.listed(), self._world.server.version
+        if not self._world.is_lost(self._replica):
+            self._later(lambda: self._observe_all(items, version))
 
-    def _observe_all(self, items: list[Object]) -> None:
+    def _observe_all(self, items: list[Object], version: int) -> None:
+        if self._is_over:
+            return
+        state, now = self._replica.state, self._replica.clock()
         for obj in items:
-            self._replica.state.observe(obj, now_mono=self._replica.clock())
-        self._end(self._replica.state.done)
+            state.observe(obj, now_mono=now)
+        if isinstance(state, ElectionState):
+            listed = {each["metadata"]["name"] for each in items}
+            for known in state.known(up_to=version):
+                if known["metadata"]["name"] not in listed:
+                    state.observe_deletion(known, now_mono=now)
+            state.delivered(version, now_mono=now)
+        self._end(state.done)
 
     def _time_out(self) -> None:
         self._end(self._replica.state.failed)
@@ -228,11 +305,18 @@ class World:
         self._order = itertools.count()
 
     def join(
-        self, name: str, shards: int = 4, *, rate: float = 1.0, offset: float = 0.0, is_unable: bool = False
+        self,
+        name: str,
+        shards: int = 4,
+        *,
+        rate: float = 1.0,
+        offset: float = 0.0,
+        refused: Collection[str] = (),
+        is_former: bool = False,
     ) -> Replica:
         """Start a replica; the previous process of the same name must have crashed."""
-        replica = Replica(self, name, shards, rate=rate, offset=offset)
-        replica.is_unable = is_unable
+        replica = Replica(self, name, shards, rate=rate, offset=offset, is_former=is_former)
+        replica.refused.update(refused)
         self.replicas.append(replica)
         replica.start()
         return replica
@@ -282,10 +366,9 @@ class World:
         self.notify_watchers(*self.server.put(obj))
 
     def notify_watchers(self, event: str, obj: Object) -> None:
-        """Send a watch event to every replica that is connected."""
+        """Send a watch event to every replica."""
         for replica in self.watchers:
-            if not replica.is_disconnected:
-                replica.deliver(event, copy.deepcopy(obj))
+            replica.deliver(event, copy.deepcopy(obj))
 
     def holders(self) -> dict[int, str]:
         """The replicas with a valid token, by shard."""

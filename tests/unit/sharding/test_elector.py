@@ -17,13 +17,14 @@ from operator_app.kube import fencing
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Listed
 from operator_app.kube.fencing import FencingToken
+from operator_app.sharding.election import ShardTransition
 from operator_app.sharding.elector import Elector
 from operator_app.sharding.leases import (
+    ANNOTATION_DIVISION,
     ANNOTATION_SHARDS,
     LABEL_ROLE,
     LeaseTimes,
-    ShardTransition,
-    replica_lease_name,
+    heartbeat_lease_name,
     shard_lease_name,
 )
 from tests.unit.kube.scripted_client import cluster_over
@@ -82,17 +83,15 @@ class Server(httpx2.AsyncBaseTransport):
 
 
 class SlowLists(Server):
-    """Counts lists, and takes its time for them."""
+    """Takes its time for lists."""
 
     def __init__(self, list_s: float) -> None:
         super().__init__()
-        self.lists = 0
         self._list_s = list_s
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer a request."""
         if request.method == "GET" and request.url.path.endswith("/leases"):
-            self.lists += 1
             await anyio.sleep(self._list_s)
         return await super().handle_async_request(request)
 
@@ -210,7 +209,8 @@ async def test_a_reconcile_that_hangs_is_cancelled_after_the_grace_period(tmp_pa
             assert token is not None
             reconciles.start_soon(hang, running.elector, token)
         await anyio.wait_all_tasks_blocked()
-        newcomer = a_lease(replica_lease_name("you"), "you", shards=2, **{LABEL_ROLE: "replica"})
+        newcomer = a_lease(heartbeat_lease_name("you"), "you", shards=0, **{LABEL_ROLE: "shard"})
+        newcomer["metadata"]["annotations"][ANNOTATION_DIVISION] = "2"
         running.elector.apply_delta(Changed(LEASE, server.put(newcomer)))
         begun = anyio.current_time()
         await running.until(ShardTransition.RELEASED)
@@ -221,17 +221,20 @@ async def test_a_reconcile_that_hangs_is_cancelled_after_the_grace_period(tmp_pa
         reconciles.cancel_scope.cancel()
 
 
-async def test_an_acquisition_whose_list_fails_is_retried_after_the_requested_time(tmp_path: Path) -> None:
-    """The replace succeeds and the list after it is answered with 429: the retry waits for ``Retry-After``."""
+async def test_a_replica_that_can_neither_watch_nor_list_is_silent(tmp_path: Path) -> None:
+    """Its first heartbeat is not confirmed: it sends no other and acquires nothing, until a list succeeds."""
     server = Server()
+    is_list_refused = True
     server.refuse = lambda request: (
-        status(429, "TooManyRequests", **{"Retry-After": "1"})
-        if request.method == "GET" and request.url.path.endswith("/leases")
+        status(500, "InternalError")
+        if is_list_refused and request.method == "GET" and request.url.path.endswith("/leases")
         else None
     )
-    async with an_elector(server, tmp_path):
+    async with an_elector(server, tmp_path) as running:
         await anyio.sleep(10 * TIMES.retry_period_s)
-    assert server.written.count(shard_lease_name(0)) == 1
+        assert server.written == [heartbeat_lease_name("me")]
+        is_list_refused = False
+        await running.until(ShardTransition.TAKEN)
 
 
 async def test_a_lease_that_lost_its_label_is_found_by_its_name(tmp_path: Path) -> None:
@@ -263,20 +266,8 @@ async def test_what_becomes_due_between_two_readings_of_the_clock_is_sent(tmp_pa
     assert running.transitions == [ShardTransition.TAKEN]
 
 
-async def test_many_acquisitions_share_a_list(tmp_path: Path) -> None:
-    """A list that begins after a Lease was written serves every Lease that was written before it began."""
-    server = SlowLists(0.05)
-    async with an_elector(server, tmp_path) as running:
-        await running.until(ShardTransition.TAKEN)
-        before = server.lists
-        async with anyio.create_task_group() as callers:
-            for _ in range(20):
-                callers.start_soon(running.elector._refresh_all)
-    assert server.lists - before <= 2
-
-
-async def test_a_list_that_is_slower_than_a_request_may_be_undoes_no_acquisition(tmp_path: Path) -> None:
-    """The write and the list after it have bounds of their own."""
+async def test_a_list_that_is_slower_than_a_request_may_be_confirms_a_heartbeat(tmp_path: Path) -> None:
+    """It may take as long as the deadline: the shard is acquired once."""
     server = SlowLists(1.3 * TIMES.request_timeout_s)
     async with an_elector(server, tmp_path) as running:
         await running.until(ShardTransition.TAKEN)

@@ -14,23 +14,30 @@ from operator_app.api.kinds import Object
 from operator_app.errors import FencedError
 from operator_app.kube import fencing
 from operator_app.kube.fencing import FencingToken
-from operator_app.sharding.hashing import shard_of
-from operator_app.sharding.leases import (
-    ANNOTATION_SHARDS,
-    LABEL_ROLE,
-    MAX_EPOCH,
+from operator_app.sharding.election import (
+    MOST_AT_ONCE,
     MOST_UNABLE_LEASES,
     ElectionState,
     LeaseAction,
     LeaseRequest,
-    LeaseTimes,
-    Role,
     ShardTransition,
-    lease_of,
-    replica_lease_name,
-    shard_lease_name,
     targets,
 )
+from operator_app.sharding.hashing import shard_of
+from operator_app.sharding.leases import (
+    ANNOTATION_DIVISION,
+    ANNOTATION_HOLDS,
+    ANNOTATION_RELEASED,
+    ANNOTATION_SHARDS,
+    LABEL_ROLE,
+    MAX_EPOCH,
+    LeaseTimes,
+    Role,
+    heartbeat_lease_name,
+    lease_of,
+    shard_lease_name,
+)
+from tests.unit.sharding import former_format
 from tests.unit.sharding.lease_world import NAMESPACE, TIMES, Replica, World
 
 STAMP = "2026-01-01T00:00:00.000000Z"
@@ -181,6 +188,7 @@ class OneReplica:
         self.now = 100.0
         self.transitions: list[tuple[int, ShardTransition, int]] = []
         self.version = 10
+        self._due: list[LeaseRequest] = []
         self.state = ElectionState(
             identity,
             shards,
@@ -192,8 +200,11 @@ class OneReplica:
         )
 
     def due(self, *actions: LeaseAction) -> list[LeaseRequest]:
-        """The requests due now that have one of these actions."""
-        return [each for each in self.state.due(now_mono=self.now, stamp=STAMP) if each.action in actions]
+        """The requests due so far that have one of these actions; each is returned once."""
+        self._due += self.state.due(now_mono=self.now, stamp=STAMP)
+        wanted = [each for each in self._due if each.action in actions]
+        self._due = [each for each in self._due if each.action not in actions]
+        return wanted
 
     def store(self, request: LeaseRequest) -> Object:
         """Commit a request; the stored Lease, which the state has not observed."""
@@ -208,11 +219,36 @@ class OneReplica:
         self.state.observe(self.store(request), now_mono=self.now)
         self.state.done(request, now_mono=self.now)
 
+    def deliver(self) -> None:
+        """Let the watch have delivered everything that is stored."""
+        self.state.delivered(self.version, now_mono=self.now)
+
+    def beat(self) -> None:
+        """Send the heartbeat that is due, and confirm it."""
+        (request,) = self.due(LeaseAction.BEAT)
+        self.succeed(request)
+        self.deliver()
+
+    def join(self) -> None:
+        """Begin, with a confirmed heartbeat."""
+        self.state.begin()
+        self.beat()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass with a heartbeat every second."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(self.now + 1, until)
+            for request in self.due(LeaseAction.BEAT):
+                self.succeed(request)
+                self.deliver()
+
     def acquire(self) -> FencingToken:
         """Join and acquire the one shard; its token."""
-        self.state.begin()
-        for request in self.due(LeaseAction.JOIN, LeaseAction.ACQUIRE):
-            self.succeed(request)
+        self.join()
+        (acquisition,) = self.due(LeaseAction.ACQUIRE)
+        self.succeed(acquisition)
+        self.beat()
         token = self.state.token(0)
         assert token is not None
         return token
@@ -224,43 +260,90 @@ def test_no_request_is_due_before_begin() -> None:
     assert replica.state.due(now_mono=replica.now, stamp=STAMP) == []
 
 
-def test_a_deadline_counts_from_when_the_renewal_was_sent() -> None:
-    """An answer that took its time does not prolong the right to write."""
+def test_a_deadline_counts_from_when_the_heartbeat_was_sent() -> None:
+    """An answer that took its time, or a watch that did, does not prolong the right to write."""
     replica = OneReplica()
-    replica.state.begin()
+    replica.join()
     (acquisition,) = replica.due(LeaseAction.ACQUIRE)
-    replica.now += 3
+    replica.now += 1
     replica.succeed(acquisition)
+    (beat,) = replica.due(LeaseAction.BEAT)
+    replica.now += 1
+    replica.succeed(beat)
+    assert replica.state.token(0) is None
+    replica.now += 1
+    replica.deliver()
     token = replica.state.token(0)
     assert token is not None
-    assert token.until == 100 + TIMES.renew_deadline_s
+    assert token.until == 101 + TIMES.renew_deadline_s
 
 
-def test_a_lease_is_renewed_every_retry_period_and_not_more_often() -> None:
-    """Between two renewals no request is due, and the next is due exactly at the next renewal."""
+def test_a_heartbeat_is_sent_every_retry_period_and_not_more_often() -> None:
+    """Between two heartbeats no request is due; the next is due at the latest after the period, or 20 % earlier."""
     replica = OneReplica()
     replica.acquire()
     assert replica.state.due(now_mono=replica.now, stamp=STAMP) == []
-    assert replica.state.next_due_mono(replica.now) == 100 + TIMES.retry_period_s
-    replica.now += TIMES.retry_period_s
-    assert {each.action for each in replica.state.due(now_mono=replica.now, stamp=STAMP)} == {
-        LeaseAction.JOIN,
-        LeaseAction.RENEW,
-    }
+    next_due_mono = replica.state.next_due_mono(replica.now)
+    assert next_due_mono == 100 + 0.9 * TIMES.retry_period_s  # the random number is 0.5
+    replica.now = next_due_mono
+    assert [each.action for each in replica.state.due(now_mono=replica.now, stamp=STAMP)] == [LeaseAction.BEAT]
 
 
-def test_an_expired_token_never_becomes_valid_again() -> None:
-    """A renewal answered after the deadline changes nothing; the shard is acquired anew, with the next epoch."""
+def test_a_heartbeat_that_is_not_confirmed_is_followed_by_a_list_and_by_no_other() -> None:
+    """While the watch stands still, the next heartbeat waits; a whole list confirms the one before as well."""
     replica = OneReplica()
     token = replica.acquire()
     replica.now += TIMES.retry_period_s
-    (renewal,) = replica.due(LeaseAction.RENEW)
+    (beat,) = replica.due(LeaseAction.BEAT)
+    replica.succeed(beat)
+    replica.now += TIMES.retry_period_s / 2
+    (listing,) = replica.state.due(now_mono=replica.now, stamp=STAMP)
+    assert listing.action == LeaseAction.LIST
+    replica.now += TIMES.retry_period_s
+    assert replica.state.due(now_mono=replica.now, stamp=STAMP) == []
+    replica.deliver()
+    replica.state.done(listing, now_mono=replica.now)
+    assert token.until == beat.sent_mono + TIMES.renew_deadline_s
+    assert [each.action for each in replica.state.due(now_mono=replica.now, stamp=STAMP)] == [LeaseAction.BEAT]
+
+
+def test_a_heartbeat_names_the_shards_and_looks_like_a_lease_of_another_division() -> None:
+    """What others read in it, and what keeps replicas of the former format from acquiring anything."""
+    replica = OneReplica(shards=6)
+    replica.join()
+    for request in replica.due(LeaseAction.ACQUIRE):
+        if request.shard in (1, 5):
+            replica.succeed(request)
+        else:
+            replica.state.failed(request, now_mono=replica.now, retry_after_s=60)
+    (beat,) = replica.due(LeaseAction.BEAT)
+    assert beat.body is not None
+    assert beat.body["metadata"]["annotations"] == {
+        ANNOTATION_SHARDS: "0",
+        ANNOTATION_DIVISION: "6",
+        ANNOTATION_HOLDS: f"{1 << 1 | 1 << 5:x}",
+    }
+    assert former_format.lease_of(replica.store(beat), TIMES) is not None
+    lease = lease_of(replica.store(beat), TIMES)
+    assert lease is not None
+    assert (lease.role, lease.shard, lease.shards) == (Role.HEARTBEAT, None, 6)
+    assert [shard for shard in range(6) if lease.holds(shard)] == [1, 5]
+
+
+def test_an_expired_token_never_becomes_valid_again() -> None:
+    """A heartbeat confirmed after the deadline changes nothing; the shard is acquired anew, with the next epoch."""
+    replica = OneReplica()
+    token = replica.acquire()
+    replica.now += TIMES.retry_period_s
+    (beat,) = replica.due(LeaseAction.BEAT)
     replica.now = 100 + TIMES.renew_deadline_s
-    replica.succeed(renewal)
+    replica.succeed(beat)
+    replica.deliver()
     assert not token.is_valid
-    (acquisition,) = replica.due(LeaseAction.ACQUIRE)
+    (acquisition,) = replica.due(LeaseAction.BEAT, LeaseAction.ACQUIRE)
     assert acquisition.epoch == token.epoch + 1
     replica.succeed(acquisition)
+    replica.beat()
     assert replica.transitions == [
         (0, ShardTransition.TAKEN, 0),
         (0, ShardTransition.LAPSED, 0),
@@ -279,34 +362,67 @@ def test_another_holder_in_the_lease_ends_the_token_at_once() -> None:
     assert replica.transitions[-1] == (0, ShardTransition.LOST, 0)
 
 
-def test_a_renewal_whose_answer_was_lost_is_recognised() -> None:
-    """The new version of the Lease is our own: the token stays valid, and the next renewal is based on that version."""
+def test_a_heartbeat_whose_answer_was_lost_extends_nothing_and_is_sent_again() -> None:
+    """The new version is our own, and the next heartbeat is based on it."""
     replica = OneReplica()
     token = replica.acquire()
     replica.now += TIMES.retry_period_s
-    (renewal,) = replica.due(LeaseAction.RENEW)
-    committed = replica.store(renewal)
+    (beat,) = replica.due(LeaseAction.BEAT)
+    committed = replica.store(beat)
     replica.now += TIMES.request_timeout_s
     replica.state.observe(committed, now_mono=replica.now)
-    replica.state.failed(renewal, now_mono=replica.now)
-    (again,) = replica.due(LeaseAction.RENEW)
+    replica.deliver()
+    replica.state.failed(beat, now_mono=replica.now)
+    assert token.until == 100 + TIMES.renew_deadline_s
+    (again,) = replica.due(LeaseAction.BEAT)
     assert again.version == int(committed["metadata"]["resourceVersion"])
     replica.succeed(again)
-    assert token.is_valid
+    replica.deliver()
     assert token.until == again.sent_mono + TIMES.renew_deadline_s
 
 
-def test_an_acquisition_that_failed_after_its_write_is_not_retried_at_once() -> None:
-    """It waits a retry period, or as long as the API server requests, up to the duration of a Lease."""
+def test_an_acquisition_whose_answer_was_lost_is_recognised() -> None:
+    """The Lease that the watch shows is our own: the token begins with the next heartbeat, and nothing is rewritten."""
     replica = OneReplica()
-    replica.state.begin()
+    replica.join()
+    (acquisition,) = replica.due(LeaseAction.ACQUIRE)
+    replica.state.observe(replica.store(acquisition), now_mono=replica.now)
+    replica.state.failed(acquisition, now_mono=replica.now)
+    assert replica.due(LeaseAction.ACQUIRE) == []
+    replica.now += TIMES.retry_period_s
+    replica.beat()
+    assert replica.state.held == (0,)
+
+
+def test_an_acquisition_that_failed_is_retried_after_the_requested_time() -> None:
+    """It waits a retry period, or as long as the API server requests, up to the duration of a Lease."""
     for retry_after_s, pause_s in ((0.0, TIMES.retry_period_s), (5.0, 5.0), (1e300, TIMES.duration_s)):
+        replica = OneReplica()
+        replica.join()
         (acquisition,) = replica.due(LeaseAction.ACQUIRE)
-        replica.state.observe(replica.store(acquisition), now_mono=replica.now)
         replica.state.failed(acquisition, now_mono=replica.now, retry_after_s=retry_after_s)
-        replica.now += pause_s - 0.001
+        replica.wait(pause_s - 0.001)
         assert replica.due(LeaseAction.ACQUIRE) == []
-        replica.now += 0.001
+        replica.wait(0.001)
+        assert len(replica.due(LeaseAction.ACQUIRE)) == 1
+
+
+def test_a_shard_whose_token_can_not_begin_is_given_back() -> None:
+    """Its heartbeats are confirmed too late: it is released after the deadline, and not acquired for two Leases."""
+    replica = OneReplica()
+    replica.join()
+    (acquisition,) = replica.due(LeaseAction.ACQUIRE)
+    replica.succeed(acquisition)
+    (beat,) = replica.due(LeaseAction.BEAT)
+    replica.succeed(beat)
+    replica.now += TIMES.renew_deadline_s
+    (release,) = replica.due(LeaseAction.RELEASE)
+    replica.succeed(release)
+    replica.deliver()
+    replica.wait(2 * TIMES.duration_s - 0.1)
+    assert replica.due(LeaseAction.ACQUIRE) == []
+    replica.wait(0.1)
+    assert len(replica.due(LeaseAction.ACQUIRE)) == 1
 
 
 def test_a_lease_expires_by_the_observers_own_clock() -> None:
@@ -314,15 +430,52 @@ def test_a_lease_expires_by_the_observers_own_clock() -> None:
     replica = OneReplica()
     theirs = a_lease(shard_lease_name(0), version=1, shards=1, holderIdentity="you", renewTime="1970-01-01T00:00:00Z")
     replica.state.observe(theirs, now_mono=replica.now)
-    replica.state.begin()
+    replica.join()
     assert replica.due(LeaseAction.ACQUIRE) == []
-    replica.now += 14
+    replica.wait(14)
     replica.state.observe(theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "2"}}, now_mono=replica.now)
-    replica.now += 14.9
+    replica.wait(14.9)
     assert replica.due(LeaseAction.ACQUIRE) == []
-    replica.now = 100 + 14 + 15
+    replica.wait(0.1)
     (acquisition,) = replica.due(LeaseAction.ACQUIRE)
     assert (acquisition.epoch, acquisition.version) == (1, 2)
+
+
+def test_heartbeats_that_name_a_shard_claim_it() -> None:
+    """The Lease of the shard stands still; it is free one duration after the last heartbeat that names it."""
+    replica = OneReplica()
+    theirs = a_lease(shard_lease_name(0), version=1, shards=1, holderIdentity="you")
+    replica.state.observe(theirs, now_mono=replica.now)
+    replica.join()
+    for version, holds in ((100, "1"), (200, "1"), (300, "0")):
+        replica.wait(14)
+        beat = a_lease(heartbeat_lease_name("you"), version=version, shards=0, holderIdentity="you")
+        beat["metadata"]["annotations"] |= {ANNOTATION_DIVISION: "1", ANNOTATION_HOLDS: holds}
+        replica.state.observe(beat, now_mono=replica.now)
+        assert replica.due(LeaseAction.ACQUIRE) == []
+    replica.wait(0.9)
+    assert replica.due(LeaseAction.ACQUIRE) == []
+    replica.wait(0.1)
+    assert replica.state.next_due_mono(replica.now) is not None
+    # Free by now, but the one that holds nothing is a member, too, and has the share of one shard for itself or us.
+    replica.wait(TIMES.duration_s)
+    assert len(replica.due(LeaseAction.ACQUIRE)) == 1
+
+
+def test_nothing_is_acquired_before_the_horizon_reaches_the_expiry() -> None:
+    """A replica whose watch stands still can't know that the holder is silent."""
+    replica = OneReplica()
+    theirs = a_lease(shard_lease_name(0), version=1, shards=1, holderIdentity="you")
+    replica.state.observe(theirs, now_mono=replica.now)
+    replica.join()
+    replica.wait(14.5)
+    replica.now += 0.5
+    (beat,) = replica.due(LeaseAction.BEAT, LeaseAction.ACQUIRE)
+    assert beat.action == LeaseAction.BEAT  # ahead of its time, for the horizon
+    replica.succeed(beat)
+    assert replica.due(LeaseAction.ACQUIRE) == []
+    replica.deliver()
+    assert len(replica.due(LeaseAction.ACQUIRE)) == 1
 
 
 def test_the_holders_own_duration_is_respected() -> None:
@@ -330,10 +483,10 @@ def test_the_holders_own_duration_is_respected() -> None:
     replica = OneReplica()
     theirs = a_lease(shard_lease_name(0), shards=1, holderIdentity="you", leaseDurationSeconds=60)
     replica.state.observe(theirs, now_mono=replica.now)
-    replica.state.begin()
-    replica.now += 59
+    replica.join()
+    replica.wait(59)
     assert replica.due(LeaseAction.ACQUIRE) == []
-    replica.now += 1
+    replica.wait(1)
     assert len(replica.due(LeaseAction.ACQUIRE)) == 1
 
 
@@ -342,7 +495,7 @@ def test_shards_of_the_previous_process_of_the_same_name_are_acquired_at_once() 
     replica = OneReplica()
     left = a_lease(shard_lease_name(0), version=5, shards=1, holderIdentity="me", leaseTransitions=3)
     replica.state.observe(left, now_mono=replica.now)
-    replica.state.begin()
+    replica.join()
     (acquisition,) = replica.due(LeaseAction.ACQUIRE)
     assert (acquisition.epoch, acquisition.version) == (4, 5)
 
@@ -351,29 +504,37 @@ def test_a_lease_written_by_another_process_of_the_same_name_is_respected() -> N
     """A Lease under our own name that we have not written is waited for like any other."""
     replica = OneReplica()
     replica.acquire()
+    replica.version = 50
     twin = a_lease(shard_lease_name(0), version=50, shards=1, holderIdentity="me", leaseTransitions=1)
     replica.state.observe(twin, now_mono=replica.now)
     assert replica.transitions[-1] == (0, ShardTransition.LOST, 0)
-    replica.now += 14.9
+    replica.wait(14.9)
     assert replica.due(LeaseAction.ACQUIRE) == []
-    replica.now += 0.1
+    replica.wait(0.1)
     assert len(replica.due(LeaseAction.ACQUIRE)) == 1
 
 
-def test_a_deleted_lease_is_not_acquired_before_it_would_have_expired() -> None:
-    """``kubectl delete lease`` must not lead to two holders: replicas that observed the Lease wait all the same."""
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_lease_without_its_holder_is_acquired_only_when_the_holder_must_have_observed_that(
+    *, is_deleted: bool
+) -> None:
+    """``kubectl delete lease`` or ``edit`` must not lead to two holders: others wait for one duration from then on."""
     replica = OneReplica()
     theirs = a_lease(shard_lease_name(0), shards=1, holderIdentity="you", leaseTransitions=8)
+    theirs["metadata"]["annotations"][ANNOTATION_RELEASED] = "false"
     replica.state.observe(theirs, now_mono=replica.now)
-    replica.state.begin()
-    replica.now += 1
-    replica.state.observe_deletion(
-        theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "9"}}, now_mono=replica.now
-    )
+    replica.join()
+    replica.wait(10)
+    metadata = theirs["metadata"] | {"resourceVersion": "900"}
+    if is_deleted:
+        replica.state.observe_deletion(theirs | {"metadata": metadata}, now_mono=replica.now)
+    else:
+        replica.state.observe({"metadata": metadata, "spec": {"leaseTransitions": 8}}, now_mono=replica.now)
+    replica.wait(14.9)
     assert replica.due(LeaseAction.ACQUIRE) == []
-    replica.now += 14
+    replica.wait(0.1)
     (acquisition,) = replica.due(LeaseAction.ACQUIRE)
-    assert acquisition.version is None
+    assert acquisition.version == (None if is_deleted else 900)
     assert acquisition.epoch == 9
 
 
@@ -385,38 +546,79 @@ def test_fields_that_others_added_to_a_lease_stay() -> None:
     free["metadata"]["managedFields"] = [{"manager": "somebody"}]
     free["spec"]["preferredHolder"] = "you"
     replica.state.observe(free, now_mono=replica.now)
-    replica.state.begin()
+    replica.join()
     (acquisition,) = replica.due(LeaseAction.ACQUIRE)
     assert acquisition.body is not None
-    assert acquisition.body["metadata"]["annotations"] == {"note": "keep", ANNOTATION_SHARDS: "1"}
+    assert acquisition.body["metadata"]["annotations"] == {
+        "note": "keep",
+        ANNOTATION_SHARDS: "1",
+        ANNOTATION_RELEASED: "false",
+    }
     assert "managedFields" not in acquisition.body["metadata"]
     assert acquisition.body["spec"]["preferredHolder"] == "you"
 
 
 def test_a_shard_is_released_when_its_reconciles_have_ended() -> None:
-    """After ``leave`` none starts; the Lease is renewed while one is in progress, and released right after."""
+    """After ``leave`` none starts; heartbeats go on while one is in progress, and the release follows right after."""
     replica = OneReplica()
     token = replica.acquire()
     token.users += 1
     replica.state.leave()
     assert replica.state.token(0) is None
-    (departure,) = replica.state.due(now_mono=replica.now, stamp=STAMP)
-    assert (departure.action, departure.name) == (LeaseAction.LEAVE, replica_lease_name("me"))
+    (beat,) = replica.state.due(now_mono=replica.now, stamp=STAMP)
+    assert beat.body is not None
+    assert beat.body["metadata"]["annotations"][ANNOTATION_DIVISION] == "0"
+    assert beat.epochs == {0: token.epoch}
+    replica.succeed(beat)
+    replica.deliver()
     replica.now += TIMES.retry_period_s
-    (renewal,) = replica.due(LeaseAction.RENEW)
-    replica.succeed(renewal)
-    assert token.is_valid
+    replica.beat()
+    assert token.until == replica.now + TIMES.renew_deadline_s
     token.users -= 1
     (release,) = replica.due(LeaseAction.RELEASE)
     with fencing.holding(token), pytest.raises(FencedError):
         fencing.check()  # no write may follow once the release is on its way
     assert release.body is not None
     assert "holderIdentity" not in release.body["spec"]
+    assert release.body["metadata"]["annotations"][ANNOTATION_RELEASED] == "true"
+    (departure,) = replica.due(LeaseAction.LEAVE)
+    assert departure.name == heartbeat_lease_name("me")
+    replica.state.done(departure, now_mono=replica.now)
     had_left = replica.state.has_left
     replica.succeed(release)
-    replica.state.done(departure, now_mono=replica.now)
     assert (had_left, replica.state.has_left) == (False, True)
     assert replica.transitions[-1] == (0, ShardTransition.RELEASED, 0)
+
+
+def test_the_lease_of_a_shard_is_written_when_it_changes_hands_and_after_an_edit() -> None:
+    """Minutes of heartbeats leave it alone; an edited number of shards or duration is corrected once."""
+    replica = OneReplica()
+    replica.acquire()
+    assert replica.due(*LeaseAction) == []
+    replica.wait(100)
+    (known,) = [each for each in replica.state.known() if each["metadata"]["name"] == shard_lease_name(0)]
+    for edited in (
+        known | {"metadata": known["metadata"] | {"annotations": {ANNOTATION_SHARDS: "99"}}},
+        known | {"spec": known["spec"] | {"leaseDurationSeconds": 3600}},
+    ):
+        replica.version += 1
+        edited["metadata"] = edited["metadata"] | {"resourceVersion": str(replica.version)}
+        replica.state.observe(edited, now_mono=replica.now)
+        replica.wait(TIMES.retry_period_s)
+        (correction,) = replica.due(LeaseAction.CORRECT)
+        replica.succeed(correction)
+        assert replica.due(LeaseAction.CORRECT) == []
+        assert replica.state.held == (0,)
+
+
+def test_at_most_a_number_of_requests_about_shards_are_in_flight() -> None:
+    """A replica that takes over hundreds of shards does not send hundreds of requests at once."""
+    replica = OneReplica(shards=256)
+    replica.join()
+    first = replica.due(LeaseAction.ACQUIRE)
+    assert len(first) == MOST_AT_ONCE
+    replica.succeed(first[0])
+    assert len(replica.due(LeaseAction.ACQUIRE)) == 1
 
 
 # --- many replicas -------------------------------------------------------------------------------------------------
@@ -425,7 +627,9 @@ def test_a_shard_is_released_when_its_reconciles_have_ended() -> None:
 def test_one_replica_of_two_leads_and_the_other_takes_over_after_its_crash() -> None:
     """The default is plain leader election; the standby acquires the shard as soon as the Lease has expired."""
     world = World(1)
-    first, _ = world.join("a", 1), world.join("b", 1)
+    first = world.join("a", 1)
+    world.run(1)
+    world.join("b", 1)
     world.run(20)
     assert world.holders() == {0: "a"}
     world.crash(first)
@@ -463,7 +667,7 @@ def test_a_replica_that_leaves_hands_over_within_a_second() -> None:
     assert first.state.has_left
     assert "a" not in world.holders().values()
     assert len(world.holders()) == 4
-    assert replica_lease_name("a") not in world.server.leases
+    assert heartbeat_lease_name("a") not in world.server.leases
 
 
 def test_a_replica_that_can_not_see_hands_over_and_takes_part_again() -> None:
@@ -476,7 +680,7 @@ def test_a_replica_that_can_not_see_hands_over_and_takes_part_again() -> None:
     world.run(1)
     assert set(world.holders().values()) == {"b"}
     assert len(world.holders()) == 4
-    assert replica_lease_name("a") not in world.server.leases
+    assert heartbeat_lease_name("a") not in world.server.leases
     assert not first.state.has_left
     first.state.resume()
     first.step()
@@ -506,7 +710,7 @@ def test_expired_memberships_are_deleted() -> None:
         world.run(3)
         world.crash(pod)
     world.run(20)
-    assert set(world.server.leases) == {shard_lease_name(0), replica_lease_name("elector")}
+    assert set(world.server.leases) == {shard_lease_name(0), heartbeat_lease_name("elector")}
 
 
 def test_replicas_with_different_numbers_of_shards_never_hold_shards_together() -> None:
@@ -536,7 +740,7 @@ def test_leases_of_removed_shards_are_deleted() -> None:
     world.run(1)
     world.join("b", 2)
     world.run(5)
-    assert {name for name in world.server.leases if "shard" in name} == {shard_lease_name(0), shard_lease_name(1)}
+    assert set(world.server.leases) == {shard_lease_name(0), shard_lease_name(1), heartbeat_lease_name("b")}
 
 
 def longest_free_s(world: World, shards: int, seconds: float) -> float:
@@ -560,15 +764,129 @@ def test_no_shard_waits_for_a_member_that_can_not_acquire(seed: int) -> None:
     No shard stays free for longer than twice a Lease; and once the members have recovered, shares become even.
     """
     world = World(2_000 + seed)
-    unable = [world.join("unable-a", 8, is_unable=True), world.join("unable-b", 8, is_unable=True)]
+    unable = [world.join(f"unable-{each}", 8, refused=["acquire"]) for each in "ab"]
     world.run(1)
     world.join("able", 8)
     assert longest_free_s(world, 8, 400) <= 2 * TIMES.duration_s
     assert world.shares() == [0, 0, 8]
     for each in unable:
-        each.is_unable = False
+        each.refused.clear()
     world.run(MOST_UNABLE_LEASES * TIMES.duration_s)
     assert world.shares() == [2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("refused", "is_watch_dead"),
+    [
+        (["beat"], False),
+        (["release"], False),
+        (["acquire", "release"], False),
+        (["correct"], False),
+        ([], True),
+        (["list"], True),
+        (["list", "release"], True),
+        (["list", "acquire"], True),
+    ],
+)
+def test_no_shard_waits_for_a_member_of_which_a_part_fails(refused: list[str], *, is_watch_dead: bool) -> None:
+    """Some of its requests, its watch, or both: no shard stays free for longer than twice a Lease.
+
+    Whatever the member does then, its shards are with the healthy one, or with itself if it can go on.
+    """
+    world = World(17)
+    failing = world.join("failing", 4)
+    world.run(1)
+    world.join("healthy", 4)
+    world.run(5)
+    assert world.shares() == [2, 2]
+    failing.refused.update(refused)
+    failing.is_watch_dead = is_watch_dead
+    world.edit(shard_lease_name(min(shard for shard, name in world.holders().items() if name == "failing")), dict.copy)
+    assert longest_free_s(world, 4, 200) <= 2 * TIMES.duration_s
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_holder_that_can_not_see_an_edit_never_writes_beside_another(seed: int) -> None:
+    """Its Lease loses its holder, or gets another one, while its watch stands still: others wait until it has ended.
+
+    The check after every event is what this is about.
+    """
+    world = World(4_000 + seed, longest_delay_s=0.3)
+    for name in "ab":
+        world.join(name, 2)
+    world.run(5)
+    for edit in (
+        lambda obj: obj["spec"].pop("holderIdentity", None),
+        lambda obj: obj["spec"].update(holderIdentity="ghost"),
+        lambda obj: obj["metadata"]["labels"].clear(),
+    ):
+        holder = next(each for each in world.replicas if each.name == world.holders()[0])
+        holder.is_watch_dead = True
+        holder.refused = {"list"} if seed % 2 else set()
+        world.edit(shard_lease_name(0), edit)
+        assert longest_free_s(world, 2, 40) <= 2 * TIMES.duration_s
+        holder.is_watch_dead, holder.refused = False, set()
+        world.run(20)
+        assert sorted(world.holders()) == [0, 1]
+
+
+# --- beside the former format --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("is_former_first", [True, False], ids=["upgrade", "rollback"])
+def test_a_rolling_change_of_the_format_never_makes_two_holders(seed: int, *, is_former_first: bool) -> None:
+    """Replica by replica, forward or back: one holder at every moment, and no shard is free for long.
+
+    With crashes in between instead of graceful ends, at most two Leases.
+    """
+    world = World(5_000 + seed, longest_delay_s=0.3, loss=0.01 * (seed % 3))
+    old = [world.join(f"old-{each}", 4, is_former=is_former_first) for each in "ab"]
+    world.run(10)
+    for each in old:
+        world.join(f"new-{each.name}", 4, is_former=not is_former_first)
+        longest_s = longest_free_s(world, 4, world.random.uniform(1, 20))
+        if seed % 2:
+            world.crash(each)
+        else:
+            each.state.leave()
+            each.step()
+            longest_s = max(longest_s, longest_free_s(world, 4, 2))
+            world.crash(each)
+        longest_s = max(longest_s, longest_free_s(world, 4, world.random.uniform(1, 30)))
+        assert longest_s <= 2 * TIMES.duration_s
+    assert longest_free_s(world, 4, 40) <= 2 * TIMES.duration_s
+    assert world.shares() == [2, 2] or not is_former_first
+    assert all(holder.startswith("new") for holder in world.holders().values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_both_formats_in_chaos_never_make_two_holders(seed: int) -> None:
+    """Delays, losses, crashes, pauses and dead watches, with replicas of both formats that come and go."""
+    world = World(6_000 + seed, longest_delay_s=0.5, loss=0.05)
+    replicas = [world.join(f"r{number}", 3, is_former=bool(number % 2)) for number in range(4)]
+    chaos(world, replicas, 150)
+
+
+def writes_a_second(*, is_former: bool, shards: int) -> float:
+    """Writes of Leases by three replicas, in a second in which nothing happens."""
+    world = World(12)
+    for name in "abc":
+        world.join(name, shards, is_former=is_former)
+        world.run(1)
+    world.run(3)
+    assert len(world.holders()) == shards
+    before = world.server.writes.total()
+    world.run(6)
+    return (world.server.writes.total() - before) / 6
+
+
+def test_lease_traffic_grows_with_replicas_and_not_with_shards() -> None:
+    """Three replicas send a heartbeat every 1.6 to 2 s, however many shards there are; it was one a shard before."""
+    few, many = (writes_a_second(is_former=False, shards=shards) for shards in (3, 64))
+    assert few <= 3 / (TIMES.retry_period_s * 0.8) + 0.5
+    assert many <= 3 / (TIMES.retry_period_s * 0.8) + 0.5
+    assert writes_a_second(is_former=True, shards=32) > 16
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -582,7 +900,7 @@ def test_no_shard_stays_free_for_long_while_servers_are_slow_and_replicas_fail(s
         victim = world.random.choice(others)
         match world.random.randrange(4):
             case 0:
-                victim.is_unable = not victim.is_unable
+                victim.refused ^= {world.random.choice(["acquire", "release", "beat", "list"])}
             case 1:
                 victim.paused_until = world.now + world.random.choice((1.0, 9.0, 11.0, 30.0))
             case 2:
@@ -595,11 +913,12 @@ def test_no_shard_stays_free_for_long_while_servers_are_slow_and_replicas_fail(s
 
 @pytest.mark.parametrize("victim", ["shard", "replica"])
 def test_leases_edited_by_hand_harm_nobody_for_longer_than_one_lease(victim: str) -> None:
-    """Another holder, an hour's duration, the highest epoch, another number of shards, no label, no Lease at all."""
+    """Another holder or none, an hour's duration, the highest epoch, other annotations or none, no label, no Lease."""
     world = World(9)
     replicas = [world.join("a", 2), world.join("b", 2)]
     world.run(5)
-    name = shard_lease_name(0) if victim == "shard" else replica_lease_name("a")
+    holder = world.holders()[0]
+    name = shard_lease_name(0) if victim == "shard" else heartbeat_lease_name(holder)
     edits: list[Callable[[Object], object]] = [
         lambda obj: obj["spec"].update(holderIdentity="ghost"),
         lambda obj: obj["spec"].pop("holderIdentity", None),
@@ -607,12 +926,18 @@ def test_leases_edited_by_hand_harm_nobody_for_longer_than_one_lease(victim: str
         lambda obj: obj["spec"].update(leaseTransitions=MAX_EPOCH),
         lambda obj: obj["metadata"]["annotations"].update({ANNOTATION_SHARDS: "99"}),
         lambda obj: obj["spec"].clear(),
+        lambda obj: obj["metadata"]["annotations"].clear(),
+        lambda obj: obj["metadata"]["annotations"].update({ANNOTATION_HOLDS: "0", ANNOTATION_DIVISION: "0"}),
+        lambda obj: obj["metadata"]["labels"].clear(),
     ]
     for edit in edits:
         world.edit(name, edit)
         world.run(TIMES.duration_s + 3)
         assert sorted(world.holders()) == [0, 1]
         assert world.lease(0)["spec"]["leaseDurationSeconds"] == TIMES.duration_s
+    world.notify_watchers(*world.server.delete(name))
+    world.run(TIMES.duration_s + 3)
+    assert sorted(world.holders()) == [0, 1]
     world.edit(shard_lease_name(0), edits[2])
     world.crash(replicas[0])
     world.crash(replicas[1])
@@ -630,13 +955,14 @@ def chaos(world: World, replicas: list[Replica], seconds: float) -> None:
         world.run(world.random.uniform(0.1, 6.0))
         running = [each for each in world.replicas if each.is_running]
         victim = world.random.choice(running)
-        match world.random.randrange(6):
+        match world.random.randrange(7):
             case 0 if len(running) > 1:
                 world.crash(victim)
-                world.join(next(names), shards, rate=victim.rate, offset=world.random.uniform(-1e6, 1e6))
+                offset = world.random.uniform(-1e6, 1e6)
+                world.join(next(names), shards, rate=victim.rate, offset=offset, is_former=victim.is_former)
             case 1:
                 world.crash(victim)
-                world.join(victim.name, shards, rate=victim.rate)
+                world.join(victim.name, shards, rate=victim.rate, is_former=victim.is_former)
             case 2:
                 victim.paused_until = world.now + world.random.choice((0.5, 4.0, 9.9, 10.1, 15.0, 40.0))
             case 3:
@@ -646,7 +972,9 @@ def chaos(world: World, replicas: list[Replica], seconds: float) -> None:
                 victim.step()
                 world.run(0.5)
                 world.crash(victim)
-                world.join(next(names), shards, rate=victim.rate)
+                world.join(next(names), shards, rate=victim.rate, is_former=victim.is_former)
+            case 5:
+                victim.is_watch_dead = not victim.is_watch_dead
             case _:
                 world.longest_delay_s = world.random.choice((0.02, 0.5, 5.0, 20.0))
 
@@ -663,10 +991,8 @@ def test_a_shard_never_has_two_holders(seed: int) -> None:
 
     world.loss, world.longest_delay_s = 0.0, 0.05
     for each in world.replicas:
-        if each.is_running and each.is_disconnected:
-            each.is_disconnected = False
-            for obj in copy.deepcopy(list(world.server.leases.values())):
-                each.deliver("MODIFIED", obj)  # as after a new list
+        if each.is_running:
+            each.is_disconnected = each.is_watch_dead = False
     world.run(120)
     assert sorted(world.holders()) == list(range(shards))
     assert max(world.shares()) - min(world.shares()) <= 1

@@ -1,0 +1,1 @@
+"""Requests through a running Envoy: what each feature of a spec does to them."""

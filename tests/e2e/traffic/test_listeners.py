@@ -1,0 +1,125 @@
+"""What a listener says of its clients, by connections to a running Envoy. No Kubernetes is needed."""
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.envoy.envoy_process import NEEDS_ENVOY, EnvoyProcess
+from tests.e2e.traffic.servers import Server, ask, raw, serving
+from tests.unit.envoy import cases
+
+pytestmark = [NEEDS_ENVOY, pytest.mark.traffic]
+
+
+@contextmanager
+def listening(app: Server, *routes: Any, service: str | None = None, **listener: Any) -> Iterator[EnvoyProcess]:
+    """A running Envoy whose one listener has further fields."""
+    listeners = [cases.http(*routes) | listener]
+    spec = cases.spec(listeners, [app.declared()])
+    if service is not None:
+        spec = spec.model_validate(
+            {"listeners": listeners, "backends": [app.declared()], "service": {"ipFamilyPolicy": service}}
+        )
+    with tempfile.TemporaryDirectory() as directory, EnvoyProcess(spec, Path(directory)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def app() -> Iterator[Server]:
+    """A backend called app."""
+    with serving("app") as server:
+        yield server
+
+
+def test_plain_http_is_redirected_to_https(app: Server) -> None:
+    """Each request is redirected to the same place by HTTPS; one that a trusted proxy got by HTTPS is served."""
+    with listening(app, {"backend": "app"}, httpsRedirect=True, trustedHops=1) as proxy:
+        found = ask(proxy, "http", "/a?b=1", host="shop.test")
+        assert (found.status, found.value("location")) == (301, "https://shop.test/a?b=1")
+        behind = [("x-forwarded-proto", "https"), ("x-forwarded-for", "192.0.2.1")]
+        assert ask(proxy, "http", "/a", headers=behind).status == 200
+    with listening(app, {"backend": "app"}, httpsRedirect=True) as proxy:
+        assert ask(proxy, "http", "/a", headers=behind).status == 301, "nobody in front is trusted"
+
+
+def test_hsts_is_on_every_response(app: Server) -> None:
+    """Responses of backends and of the proxy itself carry the header."""
+    routes = [{"match": {"pathPrefix": "/x"}, "response": {"status": 404}}, {"backend": "app"}]
+    with listening(app, *routes, hsts={"maxAgeDays": 1, "includeSubdomains": True}) as proxy:
+        for path in ("/", "/x"):
+            assert ask(proxy, "http", path).value("strict-transport-security") == "max-age=86400; includeSubDomains"
+
+
+@pytest.mark.parametrize(
+    ("hops", "forwarded", "status"),
+    [
+        (0, "203.0.113.7", 403),
+        (1, "203.0.113.7", 200),
+        (1, "198.51.100.1, 203.0.113.7", 200),
+        (1, "203.0.113.7, 198.51.100.1", 403),
+        (2, "203.0.113.7, 10.0.0.1", 200),
+        (2, "10.9.9.9, 203.0.113.7, 10.0.0.1", 200),
+        (2, "203.0.113.7, 10.9.9.9, 10.0.0.1", 403),
+    ],
+)
+def test_as_many_hops_are_trusted_as_are_declared(app: Server, hops: int, forwarded: str, status: int) -> None:
+    """The client's address is the one that the outermost trusted proxy has added; what it sends itself counts not."""
+    route = {"backend": "app", "access": {"allow": ["203.0.113.7/32"]}}
+    with listening(app, route, trustedHops=hops) as proxy:
+        assert ask(proxy, "http", "/", headers=[("x-forwarded-for", forwarded)]).status == status
+
+
+def test_the_proxy_protocol_tells_the_client(app: Server) -> None:
+    """The address is that of the PROXY header; without one the connection is closed."""
+    route = {"backend": "app", "access": {"allow": ["203.0.113.7/32"]}}
+    request = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    with listening(app, route, proxyProtocol=True) as proxy:
+        port = proxy.port("http")
+        assert raw(port, b"PROXY TCP4 203.0.113.7 10.0.0.1 1 2\r\n" + request).startswith(b"HTTP/1.1 200")
+        assert raw(port, b"PROXY TCP4 203.0.113.8 10.0.0.1 1 2\r\n" + request).startswith(b"HTTP/1.1 403")
+        assert raw(port, request) == b""
+
+
+def test_http_1_0_is_answered_where_it_is_asked_for(app: Server) -> None:
+    """With ``http10`` a request without a host is served, else the client is told to upgrade."""
+    request = b"GET / HTTP/1.0\r\n\r\n"
+    with listening(app, {"backend": "app"}, http10=True) as proxy:
+        assert b" 200 " in raw(proxy.port("http"), request).splitlines()[0]
+    with listening(app, {"backend": "app"}) as proxy:
+        assert b" 426 " in raw(proxy.port("http"), request).splitlines()[0]
+
+
+def test_limits_are_kept(app: Server) -> None:
+    """Connections beyond the limit are closed, headers beyond it are 431, slow ones time out."""
+    limits = {"maxConnections": 2, "maxHeaderKilobytes": 1, "headersTimeout": "300ms", "idleTimeout": "300ms"}
+    with listening(app, {"backend": "app"}, limits=limits) as proxy:
+        port = proxy.port("http")
+        assert ask(proxy, "http", "/", headers=[("x", "a" * 2_000)]).status == 431
+        assert b" 408 " in raw(port, b"GET / HTTP/1.1\r\nhost: a\r\n").splitlines()[0]
+        assert raw(port, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").startswith(b"HTTP/1.1 200"), "and is closed when idle"
+        held = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(2)]
+        try:
+            assert raw(port, b"") == b""
+        finally:
+            for each in held:
+                each.close()
+
+
+def test_both_families_are_served(app: Server) -> None:
+    """With two families the proxy and its readiness answer on IPv6 and IPv4, which stays an IPv4 address."""
+    route = {"backend": "app", "access": {"allow": ["127.0.0.1/32"]}}
+    request = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    with listening(
+        app, route, {"match": {"pathPrefix": "/open"}, "backend": "app"}, service="PreferDualStack"
+    ) as proxy:
+        port = proxy.port("http")
+        assert raw(port, request).startswith(b"HTTP/1.1 200")
+        assert raw(port, request, family=socket.AF_INET6).startswith(b"HTTP/1.1 403")
+        assert raw(port, request.replace(b"/", b"/open", 1), family=socket.AF_INET6).startswith(b"HTTP/1.1 200")
+        probe = b"GET /ready HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+        assert raw(proxy.port("internal/readiness"), probe, family=socket.AF_INET6).startswith(b"HTTP/1.1 200")
