@@ -69,7 +69,9 @@ class OperatorProcess:
         self.replica = self._free_name()
         _replicas[self.replica] = self
         identity = (f"--kubeconfig={self._kubeconfig}", f"--replica-name={self.replica}", "--http-port=0")
-        command = [sys.executable, "-m", *module, *identity, *QUICK, *flags]
+        # Elsewhere no address of a Pod leads anywhere.
+        asking = "--ask-pods=false" if self._node is None else "--ask-pods=true"
+        command = [sys.executable, "-m", *module, *identity, *QUICK, asking, *flags]
         if self._node is not None:
             command = ["nsenter", f"--net={self._node.network}", "--", *command]
         with self._log.open("ab") as log:
