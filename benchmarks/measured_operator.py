@@ -47,10 +47,19 @@ class Blocks:
 
 
 def what(handle: Any) -> str:  # noqa: ANN401 - asyncio.Handle with its private parts
-    """The coroutine whose step a handle is, or its callback."""
+    """The outermost and the innermost function of the operator that wait at the end of the step, or the task's name."""
     callback = handle._callback  # noqa: SLF001 - there is no public name for it
     task = getattr(callback, "__self__", None)
-    return str(getattr(task.get_coro(), "__qualname__", task) if isinstance(task, asyncio.Task) else callback)
+    if not isinstance(task, asyncio.Task):
+        return str(callback)
+    names = []
+    coroutine: Any = task.get_coro()
+    while coroutine is not None:
+        code = getattr(coroutine, "cr_code", None) or getattr(coroutine, "ag_code", None)
+        if code is not None and "operator_app" in code.co_filename:
+            names.append(code.co_qualname)
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+    return " > ".join(dict.fromkeys((*names[:1], *names[-1:]))) or task.get_name()
 
 
 def memory() -> dict[str, int]:

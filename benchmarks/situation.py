@@ -28,7 +28,6 @@ AS_SHIPPED: Final = (
     "--lease-duration-s=15",
     "--renew-deadline-s=10",
     "--retry-period-s=2",
-    "--log-level=warning",
 )
 """The waits of a cluster, where tests have shorter ones."""
 

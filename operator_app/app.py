@@ -287,6 +287,7 @@ class Operator:
             report=reporter.child,
             record_event=self._events.record,
             default_image=settings.image,
+            tenant_policy=settings.tenant_policy,
             installation=settings.namespace,
             abandon_after_s=settings.abandon_after_s,
             now=_now,

@@ -20,6 +20,9 @@ DNS_PORTS: Final = (53, 5353)
 
 _EVERYWHERE: Final = ("0.0.0.0/0", "::/0")
 
+_NEVER: Final = {"0.0.0.0/0": ["169.254.0.0/16"], "::/0": ["fd00:ec2::254/128", "fe80::/10"]}
+"""Of everywhere, what a name must not lead to: the metadata services of clouds."""
+
 
 def disruption_budget(spec: EnvoyProxySpec, selector: dict[str, str]) -> Object | None:
     """The PodDisruptionBudget: declared, or of one Pod where there are two or more."""
@@ -102,7 +105,7 @@ def _egress(spec: EnvoyProxySpec, namespace: str) -> Iterator[Object]:
     for port, blocks in sorted(ranges.items()):
         left = _EVERYWHERE if blocks.issuperset(_EVERYWHERE) else sorted(blocks)
         if left:
-            yield {"to": [{"ipBlock": {"cidr": each}} for each in left], "ports": [_port(port)]}
+            yield {"to": [{"ipBlock": _block(each)} for each in left], "ports": [_port(port)]}
 
 
 def _namespace_of(host: str, own: str) -> tuple[tuple[str, ...], bool]:
@@ -117,6 +120,10 @@ def _namespace_of(host: str, own: str) -> tuple[tuple[str, ...], bool]:
     if len(labels) > 2 and labels[2] == "svc":
         return (labels[1],), True
     return ((labels[1],), False) if len(labels) == 2 else ((), False)
+
+
+def _block(cidr: str) -> Object:
+    return {"cidr": cidr, "except": _NEVER[cidr]} if cidr in _NEVER else {"cidr": cidr}
 
 
 def _peer(peer: NetworkPeer) -> Object:

@@ -60,6 +60,7 @@ from operator_app.status import (
     next_status,
     observed_current_generation,
 )
+from operator_app.tenant_policy import TenantPolicy
 
 log = structlog.get_logger(__name__)
 
@@ -107,6 +108,7 @@ class Reconciler:
         report: Callable[[Object, Result], None],
         record_event: Callable[[Occurrence], None],
         default_image: str,
+        tenant_policy: TenantPolicy | None = None,
         installation: str = OPERATOR_NAMESPACE,
         abandon_after_s: float | None,
         now: Callable[[], datetime],
@@ -121,6 +123,7 @@ class Reconciler:
         self._report = report
         self._record_event = record_event
         self._default_image = default_image
+        self._tenant_policy = tenant_policy or TenantPolicy()
         self._installation = installation
         self._large_specs = anyio.CapacityLimiter(1)
         self._now = now
@@ -207,6 +210,7 @@ class Reconciler:
 
         def declared() -> _Declared:
             spec = parse_spec(proxy)
+            self._tenant_policy.check(spec)
             files = rendered(spec)
             target = next_step(files)
             desired = children(

@@ -4,6 +4,7 @@ A flag takes precedence over the environment, the environment over the default. 
 """
 
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -11,7 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from operator_app.api.kinds import OPERATOR_NAMESPACE
+from operator_app.api.models import ServiceType
 from operator_app.sharding.leases import LeaseTimes
+from operator_app.tenant_policy import TenantPolicy
 
 ENV_PREFIX: Final = "OPERATOR_APP_"
 
@@ -36,6 +39,19 @@ class Settings(BaseSettings):
     )
     image: str = Field(
         "envoyproxy/envoy:v1.40.0", min_length=1, description="Envoy image of proxies whose spec names none"
+    )
+    tenant_images: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="registries or repositories that spec.image may name, separated by commas; without any, all"
+    )
+    tenant_service_types: Annotated[tuple[ServiceType, ...], NoDecode] = Field(
+        tuple(ServiceType), description="Service types that tenants may use, separated by commas"
+    )
+    tenant_annotation_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="how keys of annotations that tenants set may begin, separated by commas; without any, all"
+    )
+    forbidden_networks: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("127.0.0.0/8", "::1/128", "169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128"),
+        description="addresses that no backend may have, such as 10.0.0.0/8, separated by commas",
     )
     namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="namespaces to serve, separated by commas; without any, all of them"
@@ -142,7 +158,18 @@ class Settings(BaseSettings):
     )
     rfc2136_timeout_s: Seconds = Field(5, description="bound on each exchange with the DNS server")
 
-    @field_validator("namespaces", "tenant_weights", "registries", "powerdns_zones", "rfc2136_zones", mode="before")
+    @field_validator(
+        "namespaces",
+        "tenant_weights",
+        "registries",
+        "powerdns_zones",
+        "rfc2136_zones",
+        "tenant_images",
+        "tenant_service_types",
+        "tenant_annotation_prefixes",
+        "forbidden_networks",
+        mode="before",
+    )
     @classmethod
     def _names_are_separated_by_commas(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -152,6 +179,17 @@ class Settings(BaseSettings):
             message = f"{value!r} names nothing; leave it empty, or write names separated by commas"
             raise ValueError(message)
         return names
+
+    @field_validator("forbidden_networks")
+    @classmethod
+    def _names_are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            try:
+                ip_network(name)
+            except ValueError:
+                message = f"{name!r} is no range of addresses; write for example 10.0.0.0/8 or fd00::/8"
+                raise ValueError(message) from None
+        return value
 
     @field_validator("powerdns_zones", "rfc2136_zones")
     @classmethod
@@ -195,6 +233,16 @@ class Settings(BaseSettings):
     def dns_zones(self) -> tuple[str, ...]:
         """The zones of every DNS registry that is configured."""
         return (*self.powerdns_zones, *self.rfc2136_zones)
+
+    @property
+    def tenant_policy(self) -> TenantPolicy:
+        """What tenants may declare."""
+        return TenantPolicy(
+            self.tenant_images,
+            tuple(each.value for each in self.tenant_service_types),
+            self.tenant_annotation_prefixes,
+            self.forbidden_networks,
+        )
 
     def weight_of(self, tenant: str) -> int:
         """The scheduling weight of ``tenant``, 1 to 100; 1 unless ``tenant_weights`` names it."""

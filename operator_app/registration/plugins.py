@@ -33,7 +33,10 @@ from operator_app.settings import Settings
 
 GROUP: Final = "operator_app.registries"
 
-SHIPPED: Final = (EntryPoint("powerdns", "operator_app.registration.powerdns.registry:connect", GROUP),)
+SHIPPED: Final = (
+    EntryPoint("powerdns", "operator_app.registration.powerdns.registry:connect", GROUP),
+    EntryPoint("rfc2136", "operator_app.registration.rfc2136.registry:connect", GROUP),
+)
 """Registries of this package: also found when running from a checkout, where no entry point is installed."""
 
 Factory = Callable[[Settings, Installation], AbstractAsyncContextManager[Registry]]

@@ -11,6 +11,7 @@ from typing import Final
 
 from operator_app.api.kinds import DEPLOYMENT
 from tests.cluster.installed import OPERATOR, Installed
+from tests.e2e import leash
 from tests.e2e.controlplane import Report
 from tests.e2e.kube import wait_until
 from tests.paths import ROOT
@@ -43,7 +44,9 @@ class Suite:
         }
         if self.cluster.nodes.local is not None:
             given["E2E_NETWORK"] = str(self.cluster.nodes.local.network)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | given
+        environment = {
+            name: value for name, value in leash.environment().items() if not name.startswith("PYTEST_")
+        } | given
         arguments = ["tests/e2e", "-p", "no:cacheprovider", "--color=no", f"--junitxml={self._results}"]
         self._report("suite: started; it runs beside the other tests")
         self._started_mono = time.monotonic()

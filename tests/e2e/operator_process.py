@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from operator_app.api.kinds import Object
+from tests.e2e import leash
 from tests.e2e.node import Node
 from tests.paths import ROOT
 
@@ -58,6 +59,7 @@ class OperatorProcess:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._log_from = 0
+        self._port: int | None = None
 
     def start(self, *flags: str, module: Sequence[str] = OPERATOR, wait: bool = True) -> None:
         """Start it and wait until its stores are in sync. ``module`` may name another way to run the same operator.
@@ -66,6 +68,7 @@ class OperatorProcess:
         """
         assert not self.is_running, "an operator is running already"
         self._log_from = self._log.stat().st_size if self._log.exists() else 0
+        self._port = None
         self.replica = self._free_name()
         _replicas[self.replica] = self
         identity = (f"--kubeconfig={self._kubeconfig}", f"--replica-name={self.replica}", "--http-port=0")
@@ -78,6 +81,7 @@ class OperatorProcess:
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
+                env=leash.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -154,10 +158,11 @@ class OperatorProcess:
 
     def get(self, path: str) -> tuple[int, str]:
         """The status and the text of an answer on its HTTP port."""
-        port = self.wait_for("started")["http_port"]
+        if self._port is None:
+            self._port = self.wait_for("started")["http_port"]
         inside = nullcontext() if self._node is None else self._node.inside()
         try:
-            with inside, urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            with inside, urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -22,6 +22,8 @@ CANDIDATES = (
     "false",
     "team-a=3",
     "ns1.example.com:53",
+    "ClusterIP",
+    "10.0.0.0/8",
 )
 """Texts, of which every setting accepts at least one that differs from its default."""
 
@@ -98,6 +100,9 @@ def test_every_setting_is_documented(name: str) -> None:
         ("tenant_weights", "=2"),
         ("tenant_weights", "team-a=2=3"),
         ("powerdns_zones", " , "),
+        ("tenant_service_types", ","),
+        ("forbidden_networks", "10.0.0.7/8"),
+        ("forbidden_networks", "metadata"),
     ],
 )
 def test_bad_values_are_refused(name: str, value: str) -> None:

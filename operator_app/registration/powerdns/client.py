@@ -25,6 +25,7 @@ from operator_app.errors import (
     UndecodableError,
 )
 from operator_app.kube import fencing
+from operator_app.registration.pairs import RecordSet
 
 SEARCH_LIMIT: Final = 1000
 """Upper bound on the results of a search; the server's own default is 100."""
@@ -32,22 +33,6 @@ SEARCH_LIMIT: Final = 1000
 _MAX_ERROR_LENGTH: Final = 300
 
 T = TypeVar("T")
-
-
-class Content(msgspec.Struct, frozen=True):
-    """One record of a set. A disabled record is stored but not served."""
-
-    content: str
-    disabled: bool = False
-
-
-class RecordSet(msgspec.Struct, frozen=True):
-    """All records of one name and type. ``name`` ends with a dot; a set may have comments and no records."""
-
-    name: str
-    type: str
-    ttl: int
-    records: tuple[Content, ...] = ()
 
 
 class _Zone(msgspec.Struct, frozen=True):

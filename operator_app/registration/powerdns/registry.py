@@ -33,39 +33,30 @@ configured zone as a whole, once.
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import httpx
 
 from operator_app.errors import ConfigurationError, ConflictError, InvalidError
+from operator_app.registration.dns import CUT_TYPES, OWNER_LABEL, AddressType, Place, owners_of, place_of
 from operator_app.registration.identity import Installation
-from operator_app.registration.powerdns.client import ApiKey, Content, Delete, Edit, PowerDnsApi, RecordSet, Replace
-from operator_app.registration.powerdns.dns import (
-    CUT_TYPES,
-    OWNER_LABEL,
-    Address,
-    AddressType,
-    Ownership,
-    Place,
-    addresses_at,
-    owners_of,
-    place_of,
+from operator_app.registration.pairs import (
+    NOT_OURS,
+    LivePair,
+    WantedPair,
+    cut_message,
+    is_occupied,
+    wanted_pair,
 )
+from operator_app.registration.powerdns.client import ApiKey, Delete, Edit, PowerDnsApi, Replace
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
-from operator_app.results import Outcome, Problem
+from operator_app.results import Outcome
 from operator_app.settings import Settings
 
 MAX_CONNECTIONS: Final = 8
 """Upper bound on concurrent requests. The server has a thread for each; more of them would wait inside the server."""
-
-_APEX_ADDRESSES: Final = frozenset({"A", "AAAA", "ALIAS", "LUA"})
-"""The types of address records at a zone's apex; ALIAS and LUA are PowerDNS's own."""
-
-_NOT_OURS: Final = frozenset({Comparison.FOREIGN, Comparison.NEWER, Comparison.UNOWNED})
-"""What is at a hostname that is not to be written."""
 
 _PROBE_TYPE: Final = "TYPE65280"
 """The first of the types for private use (RFC 6895 section 3.1): no zone has such records."""
@@ -74,36 +65,6 @@ _PROBE_CONTENT: Final = r"\# 1 00"
 """One octet in the notation for unknown types (RFC 3597 section 5)."""
 
 _PROBE_TARGET: Final = "probe.invalid."
-
-
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """The record sets that the server has at the hostname and at the owner name, without empty ones."""
-
-    at_hostname: tuple[RecordSet, ...]
-    at_owner_name: tuple[RecordSet, ...]
-
-    @property
-    def addresses(self) -> tuple[RecordSet, ...]:
-        return tuple(each for each in self.at_hostname if each.type in set(AddressType))
-
-    @property
-    def ownership(self) -> RecordSet | None:
-        return next((each for each in self.at_owner_name if each.type == "TXT"), None)
-
-    @property
-    def owners(self) -> tuple[Ownership, ...]:
-        """Every owner; empty where anything else than ownership records is at the owner name."""
-        return () if self.ownership is None else owners_of([each.content for each in self.ownership.records])
-
-    @property
-    def ttl_s(self) -> int:
-        """The TTL of the ownership records."""
-        return 0 if self.ownership is None else self.ownership.ttl
-
-    def is_free(self, place: Place) -> bool:
-        """Whether neither name has a record of anybody."""
-        return not self.at_owner_name and not _occupied(place, {each.type for each in self.at_hostname})
 
 
 class PowerDnsRegistry:
@@ -142,8 +103,8 @@ class PowerDnsRegistry:
             cut, is_occupied = await self._search(wanted.place)
             before = Comparison.FOREIGN if is_occupied else before
         if cut is not None:
-            raise InvalidError("BelowZoneCut", _cut_message(wanted.place, cut))
-        if before in _NOT_OURS:
+            raise InvalidError("BelowZoneCut", cut_message(wanted.place, cut, "OPERATOR_APP_POWERDNS_ZONES"))
+        if before in NOT_OURS:
             await self._yield(wanted, live, is_first_to_stay=False)
             return wanted.refusal(before, live)
         return await self._write(wanted, before)
@@ -160,7 +121,7 @@ class PowerDnsRegistry:
         if live.is_free(place):
             return Outcome.UNCHANGED
         installations = former | {self._installation}
-        owned = _owned(live, uid, installations)
+        owned = live.owned(uid, installations)
         if not owned:
             return Outcome.SKIPPED
         if len(owned) < len(live.owners):
@@ -171,7 +132,7 @@ class PowerDnsRegistry:
             addresses = [Delete(place.hostname, each.value) for each in AddressType]
             edits = [*addresses, Delete(place.owner_name, "TXT")]
         await self._api.change(place.zone, edits)
-        if _owned(await self._read(place), uid, installations):
+        if (await self._read(place)).owned(uid, installations):
             raise ConflictError(f"the records of {hostname} came back after their removal")
         return Outcome.DELETED
 
@@ -188,10 +149,10 @@ class PowerDnsRegistry:
                     generation = max(each.generation for each in ours if each.uid == uid)
                     yield OutsideRecord(uid, hostname, generation=generation)
 
-    async def _write(self, wanted: "_Wanted", before: Comparison) -> Registration:
+    async def _write(self, wanted: WantedPair, before: Comparison) -> Registration:
         refused: InvalidError | None = None
         try:
-            edits = wanted.creation() if before is Comparison.ABSENT else wanted.correction()
+            edits = _creation(wanted) if before is Comparison.ABSENT else _correction(wanted)
             await self._api.change(wanted.place.zone, edits)
         except InvalidError as error:
             # Either the name was taken since the read, or the record itself is refused: the next read tells which.
@@ -210,7 +171,7 @@ class PowerDnsRegistry:
             case _:
                 raise ConflictError(f"somebody else changed the records of {wanted.place.hostname} at the same time")
 
-    async def _yield(self, wanted: "_Wanted", live: _Live, *, is_first_to_stay: bool) -> None:
+    async def _yield(self, wanted: WantedPair, live: LivePair, *, is_first_to_stay: bool) -> None:
         """Take back our half of a hostname that another owner has as well, because the database let both pass.
 
         Only the last of the two to be stored is certain to see both, so whoever does and was never confirmed gives way:
@@ -218,17 +179,17 @@ class PowerDnsRegistry:
         owners stays until its next try, so that one of several that see each other is left. Raises ``ConflictError``,
         so that the next try finds out who has it in the end.
         """
-        edits = wanted.withdrawal(live)
+        edits = _withdrawal(wanted, live)
         if edits:
-            if not is_first_to_stay or min(live.owners) not in _owned(live, wanted.ownership.uid, wanted.installations):
+            if not is_first_to_stay or min(live.owners) not in wanted.owned(live):
                 await self._api.change(wanted.place.zone, edits)
             raise ConflictError(f"somebody else registered {wanted.place.hostname} at the same time")
 
-    async def _read(self, place: Place) -> _Live:
+    async def _read(self, place: Place) -> LivePair:
         at_hostname = await self._api.record_sets(place.zone, place.hostname)
-        return _Live(at_hostname, await self._api.record_sets(place.zone, place.owner_name))
+        return LivePair(at_hostname, await self._api.record_sets(place.zone, place.owner_name))
 
-    async def _cut(self, place: Place, live: _Live) -> str | None:
+    async def _cut(self, place: Place, live: LivePair) -> str | None:
         """The name below the apex that is delegated (NS) or renamed (DNAME), so that the hostname is not served."""
         for name in place.enclosing:
             if any(each.type in CUT_TYPES for each in await self._api.record_sets(place.zone, name)):
@@ -243,155 +204,49 @@ class PowerDnsRegistry:
                 return name, False
         types = await self._api.types_at(place.hostname)
         cut = place.hostname if "SOA" in types and not place.is_apex else None
-        return cut, _occupied(place, types)
+        return cut, is_occupied(place, types)
 
-    def _wanted(self, record: Record) -> "_Wanted":
+    def _wanted(self, record: Record) -> WantedPair:
         place = place_of(record.hostname or "", self._zones)
-        ownership = Ownership(self._installation, record.uid, record.generation)
-        ttl_s = self._default_ttl_s if record.ttl_s is None else record.ttl_s
-        owners = record.former | {self._installation}
-        return _Wanted(
-            place,
-            addresses_at(place, record.addresses),
-            ownership,
-            ttl_s,
-            owners,
-            is_held=record.is_held,
-            replaces_newer=record.replaces_newer,
-        )
+        return wanted_pair(record, place, self._installation, default_ttl_s=self._default_ttl_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The pair of records that a registration publishes. Any of ``installations`` is an owner of it.
-
-    ``is_held``: it was confirmed before, so it stays where the database has stored somebody else's beside it.
-    """
-
-    place: Place
-    addresses: tuple[Address, ...]
-    ownership: Ownership
-    ttl_s: int
-    installations: frozenset[Installation]
-    is_held: bool
-    replaces_newer: bool
-
-    def comparison(self, live: _Live) -> Comparison:
-        """What the server has, compared with this pair."""
-        if live.is_free(self.place):
-            return Comparison.ABSENT
-        if not live.at_owner_name and self._has_these_addresses(live):
-            return Comparison.UNOWNED
-        owned = _owned(live, self.ownership.uid, self.installations)
-        if not owned or (len(owned) < len(live.owners) and not self.is_held):
-            return Comparison.FOREIGN
-        if max(each.generation for each in owned) > self.ownership.generation and not self.replaces_newer:
-            return Comparison.NEWER
-        return Comparison.MATCHING if self._is_published(live) else Comparison.DIFFERENT
-
-    def refusal(self, comparison: Comparison, live: _Live) -> Registration:
-        """The problem where ``live`` is ``FOREIGN`` or ``NEWER``, and stays. It names no owner, only its distance."""
-        hostname = self.place.hostname
-        if comparison is Comparison.NEWER:
-            message = f"{hostname} is registered from a newer generation already"
-            return Registration(Outcome.SKIPPED, Problem("NewerRecord", message))
-        if comparison is Comparison.UNOWNED:
-            message = (
-                f"{hostname} has this proxy's address already, and nothing says that the operator wrote it: put the "
-                f"TXT record {self.place.owner_name} back or remove the address; the operator goes on by itself"
-            )
-            problem = Problem("HostnameTaken", message, needs_user_action=True, ends_with_event=True)
-            return Registration(Outcome.SKIPPED, problem)
-        owner, ours = min(live.owners, default=None), self.ownership.installation
-        if owner is None or owner.installation == ours:
-            message = f"{hostname} is not free"
-        elif owner.installation.is_same_cluster(ours):
-            message = f"{hostname} is registered by another installation of this operator in this cluster, and is left"
-        else:
-            message = (
-                f"{hostname} is registered by this operator in another cluster, and is left: choose another hostname, "
-                f"or have it removed there; if that cluster is gone, remove the TXT record {self.place.owner_name} and "
-                "the address record by hand"
-            )
-        problem = Problem("HostnameTaken", message, needs_user_action=True, ends_with_event=True)
-        uid = owner.uid if owner is not None and owner.installation == ours else None
-        return Registration(Outcome.SKIPPED, problem, owner_uid=uid)
-
-    def creation(self) -> list[Edit]:
-        """Edits that write the pair, or nothing where either name is not free."""
-        hostname_is_alias = AddressType.CNAME in self._contents
-        guard = [] if self.place.is_apex else _only_if_free(self.place.hostname, is_alias_next=hostname_is_alias)
-        return [*guard, *_only_if_free(self.place.owner_name), *self._pair()]
-
-    def correction(self) -> list[Edit]:
-        """Edits that replace the live pair. Removals come first: the server checks each edit in turn."""
-        others = [each for each in AddressType if each not in self._contents]
-        return [*(Delete(self.place.hostname, each.value) for each in others), *self._pair()]
-
-    def withdrawal(self, live: _Live) -> list[Edit]:
-        """Edits that leave the other owners what is theirs; none where we are not one of several owners."""
-        owned = _owned(live, self.ownership.uid, self.installations)
-        if self.is_held or not owned or len(owned) == len(live.owners):
-            return []
-        others = tuple(each.content for each in live.owners if each not in owned)
-        edits: list[Edit] = [Replace(self.place.owner_name, "TXT", live.ttl_s, others)]
-        for stored in live.addresses:
-            left = [each.content for each in stored.records]
-            for ours in self.addresses:
-                # Once: the other owner may have the same address, stored beside it.
-                same = (each for each in left if stored.type == ours.type and ours.is_equal_to(each))
-                if (found := next(same, None)) is not None:
-                    left.remove(found)
-            if not left:
-                edits.insert(0, Delete(self.place.hostname, stored.type))
-            elif len(left) < len(stored.records):
-                edits.append(Replace(self.place.hostname, stored.type, stored.ttl, tuple(left)))
-        return edits
-
-    def _pair(self) -> list[Edit]:
-        return [
-            Replace(self.place.owner_name, "TXT", self.ttl_s, (self.ownership.content,)),
-            *(Replace(self.place.hostname, each.value, self.ttl_s, self._contents[each]) for each in self._contents),
-        ]
-
-    @property
-    def _contents(self) -> dict[AddressType, tuple[str, ...]]:
-        """The contents of the address records, by type."""
-        types = dict.fromkeys(each.type for each in self.addresses)
-        return {type_: tuple(each.content for each in self.addresses if each.type is type_) for type_ in types}
-
-    def _is_published(self, live: _Live) -> bool:
-        match live.ownership:
-            case RecordSet(ttl=ttl_s, records=(Content(owner, disabled=False),)):
-                is_ours = ttl_s == self.ttl_s and owner == self.ownership.content
-            case _:
-                return False
-        return (
-            is_ours
-            and all(each.ttl == self.ttl_s for each in live.addresses)
-            and not any(record.disabled for each in live.addresses for record in each.records)
-            and self._has_these_addresses(live)
-        )
-
-    def _has_these_addresses(self, live: _Live) -> bool:
-        stored = [(each.type, record) for each in live.addresses for record in each.records]
-        return len(stored) == len(self.addresses) and all(_is_among(each, stored) for each in self.addresses)
+def _creation(wanted: WantedPair) -> list[Edit]:
+    """Edits that write the pair, or nothing where either name is not free."""
+    place = wanted.place
+    is_alias = AddressType.CNAME in wanted.contents
+    guard = [] if place.is_apex else _only_if_free(place.hostname, is_alias_next=is_alias)
+    return [*guard, *_only_if_free(place.owner_name), *_pair(wanted)]
 
 
-def _is_among(address: Address, stored: Iterable[tuple[str, Content]]) -> bool:
-    return any(type_ == address.type and address.is_equal_to(record.content) for type_, record in stored)
+def _correction(wanted: WantedPair) -> list[Edit]:
+    """Edits that replace the live pair. Removals come first: the server checks each edit in turn."""
+    others = [each for each in AddressType if each not in wanted.contents]
+    return [*(Delete(wanted.place.hostname, each.value) for each in others), *_pair(wanted)]
 
 
-def _cut_message(place: Place, cut: str) -> str:
-    return (
-        f"{place.hostname} would never be served: {cut} is no part of the zone {place.zone}, but delegated, renamed or "
-        "a zone of its own; choose another hostname, or have that zone configured (OPERATOR_APP_POWERDNS_ZONES)"
-    )
+def _withdrawal(wanted: WantedPair, live: LivePair) -> list[Edit]:
+    """Edits that leave the other owners what is theirs; none where we are not one of several owners."""
+    owned = wanted.owned(live)
+    if wanted.is_held or not owned or len(owned) == len(live.owners):
+        return []
+    others = tuple(each.content for each in live.owners if each not in owned)
+    edits: list[Edit] = [Replace(wanted.place.owner_name, "TXT", live.ttl_s, others)]
+    for stored in live.addresses:
+        left = wanted.left_without_us(stored)
+        if not left:
+            edits.insert(0, Delete(wanted.place.hostname, stored.type))
+        elif len(left) < len(stored.records):
+            edits.append(Replace(wanted.place.hostname, stored.type, stored.ttl, left))
+    return edits
 
 
-def _occupied(place: Place, types: "set[str] | frozenset[str]") -> bool:
-    """Whether records of these types at a hostname without our TXT belong to another owner."""
-    return bool(types & _APEX_ADDRESSES if place.is_apex else types)
+def _pair(wanted: WantedPair) -> list[Edit]:
+    place, contents = wanted.place, wanted.contents
+    return [
+        Replace(place.owner_name, "TXT", wanted.ttl_s, (wanted.ownership.content,)),
+        *(Replace(place.hostname, each.value, wanted.ttl_s, contents[each]) for each in contents),
+    ]
 
 
 def _only_if_free(name: str, *, is_alias_next: bool = False) -> list[Edit]:
@@ -406,11 +261,6 @@ def _only_if_free(name: str, *, is_alias_next: bool = False) -> list[Edit]:
     if is_alias_next:
         return probe
     return [*probe, Replace(name, "CNAME", 0, (_PROBE_TARGET,)), Delete(name, "CNAME")]
-
-
-def _owned(live: _Live, uid: str, installations: frozenset[Installation]) -> tuple[Ownership, ...]:
-    """The ownership records of this proxy by any of these installations."""
-    return tuple(each for each in live.owners if each.uid == uid and each.installation in installations)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from operator_app.api.records import RecordState
 from operator_app.kube.client import Cluster
 from operator_app.registration.audit import FindingKind, findings, fix, outside_entries, survey
 from operator_app.registration.claims import owner_uid
-from operator_app.registration.powerdns.dns import Ownership
+from operator_app.registration.dns import Ownership
 from operator_app.registration.registrar import Registries
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import

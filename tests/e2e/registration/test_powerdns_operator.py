@@ -24,8 +24,8 @@ from operator_app.api.kinds import (
 )
 from operator_app.cleanup import DEREGISTRATION_FAILED
 from operator_app.registration.claims import owner_uid
+from operator_app.registration.dns import Ownership
 from operator_app.registration.identity import Installation
-from operator_app.registration.powerdns.dns import Ownership
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import

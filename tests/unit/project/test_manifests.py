@@ -338,6 +338,7 @@ def test_every_manifest_is_listed(part: str) -> None:
         (".", set()),
         ("overlays/namespaced", {("ClusterRoleBinding", "operator-app")}),
         ("overlays/powerdns", set()),
+        ("overlays/rfc2136", set()),
     ],
 )
 def test_kustomize_renders_a_whole_installation(directory: str, left_out: set[tuple[str, str]]) -> None:

@@ -30,10 +30,7 @@ from operator_app.errors import (
     TransientError,
     UndecodableError,
 )
-from operator_app.registration.identity import Installation
-from operator_app.registration.plugins import GROUP, Factory
-from operator_app.registration.powerdns.client import Delete
-from operator_app.registration.powerdns.dns import (
+from operator_app.registration.dns import (
     MAX_HOSTNAME_LENGTH,
     Address,
     AddressType,
@@ -44,6 +41,9 @@ from operator_app.registration.powerdns.dns import (
     owners_of,
     place_of,
 )
+from operator_app.registration.identity import Installation
+from operator_app.registration.plugins import GROUP, Factory
+from operator_app.registration.powerdns.client import Delete
 from operator_app.registration.powerdns.registry import PowerDnsRegistry, connect
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.results import Outcome
