@@ -32,6 +32,8 @@ from operator_app.controller.sight import Sight
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
 from operator_app.controller.workqueue import Limits
+from operator_app.dataplane.asking import Ask, asking
+from operator_app.dataplane.plane import DataPlane
 from operator_app.errors import ConfigurationError, FencedError, OperatorError
 from operator_app.finalizer import Finalizer
 from operator_app.kube import fencing
@@ -136,9 +138,18 @@ async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None
             warn_of_settings(settings)
             await refuse_unknown_namespaces(cluster, settings)
             cluster_uid = partial(wait_for_cluster_uid, cluster, beat=health.beat)
-            async with open_registries(settings, cluster_uid) as registries:
+            async with open_registries(settings, cluster_uid) as registries, asking() as ask:
                 with fencing.holding(fencing.NO_TOKEN):
-                    operator = Operator(settings, cluster, metrics, health, backpressure, registries, replica=replica)
+                    operator = Operator(
+                        settings,
+                        cluster,
+                        metrics,
+                        health,
+                        backpressure,
+                        registries,
+                        replica=replica,
+                        ask=ask if settings.ask_pods else None,
+                    )
                     stopping.act = operator.stop
                     await operator.run()
             log.info("stopped")
@@ -176,6 +187,7 @@ class Operator:
         registries: Registries,
         *,
         replica: str,
+        ask: Ask | None = None,
     ) -> None:
         self._settings = settings
         self._cluster = cluster
@@ -183,6 +195,7 @@ class Operator:
         self._health = health
         self._backpressure = backpressure
         self._registries = registries
+        self._ask = ask
         self._tasks = anyio.create_task_group()
         self._can_join = anyio.Event()
         self._sight = Sight(settings.watch_stale_s)
@@ -270,6 +283,7 @@ class Operator:
             Finalizer(self._cluster, self._store, self._contention, on_write=self._count_write, mono=time.monotonic),
             self._new_registrar(),
             statuses,
+            DataPlane(self._cluster, self._store, self._ask, on_write=self._count_write, mono=time.monotonic),
             report=reporter.child,
             record_event=self._events.record,
             default_image=settings.image,

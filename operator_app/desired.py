@@ -32,7 +32,7 @@ from operator_app.api.kinds import (
     Kind,
     Object,
 )
-from operator_app.api.models import READINESS_PORT, EnvoyProxySpec, Listener, Resources
+from operator_app.api.models import METRICS_PORT, READINESS_PORT, EnvoyProxySpec, Listener, Resources
 from operator_app.api.quantity import canonical, value_of
 from operator_app.envoy import clusters, drain, internal
 from operator_app.envoy.files import MAX_BYTES, Files, is_file, rendered
@@ -41,6 +41,8 @@ from operator_app.pod_placement import pod_placement
 from operator_app.ssa.fields import fields_of
 
 READINESS_PORT_NAME: Final = "readiness"
+METRICS_PORT_NAME: Final = "proxy-metrics"
+_RESERVED_PORT_NAMES: Final = (READINESS_PORT_NAME, METRICS_PORT_NAME)
 _DIGEST_PREFIX: Final = "l-"
 
 SUFFIX: Final = "-envoy"
@@ -82,14 +84,16 @@ def children(
     default_image: str,
     installation: str = OPERATOR_NAMESPACE,
     live: Mapping[Kind, Object | None] = MappingProxyType({}),
+    files: Files | None = None,
 ) -> dict[Kind, Object]:
     """The desired children of ``proxy``, in the order in which they are applied.
 
-    ``live`` are the children as they are known. As long as Pods of an older revision run, the ConfigMap keeps the files
-    that these read, so that one of them that is started again runs what it was rolled out with; nothing else of
-    ``live`` is used. Raises ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
+    ``files`` are what the ConfigMap should have now, by default what ``spec`` declares. ``live`` are the children as
+    they are known: as long as Pods of an older revision run, the ConfigMap keeps the files that these read, so that one
+    of them that is started again runs what it was rolled out with; nothing else of ``live`` is used. Raises
+    ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
     """
-    files = rendered(spec)
+    files = files or rendered(spec)
     bodies: dict[Kind, Object] = {
         CONFIG_MAP: {"data": _files_in_use(proxy, files, live) | dict(files.texts)},
         DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, files, default_image)},
@@ -274,6 +278,11 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_im
                 for listener in spec.listeners
             ),
             {"name": READINESS_PORT_NAME, "containerPort": READINESS_PORT, "protocol": "TCP"},
+            *(
+                [{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}]
+                if spec.has_metrics
+                else []
+            ),
         ],
         # Without it the kubelet asks once before Envoy listens, and then not for five seconds. It never gives up within
         # the Deployment's own deadline: a backend's name that resolves late is no reason to restart Envoy.
@@ -360,6 +369,6 @@ def port_name(listener: str) -> str:
     A port name has at most 15 characters with a letter among them, and no two hyphens in a row (RFC 6335 section 5.1).
     """
     is_port_name = len(listener) <= 15 and "--" not in listener and re.search("[a-z]", listener) is not None
-    if is_port_name and listener != READINESS_PORT_NAME and not listener.startswith(_DIGEST_PREFIX):
+    if is_port_name and listener not in _RESERVED_PORT_NAMES and not listener.startswith(_DIGEST_PREFIX):
         return listener
     return _DIGEST_PREFIX + sha256(listener.encode()).hexdigest()[:12]

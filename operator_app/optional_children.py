@@ -9,7 +9,7 @@ from typing import Final
 
 from operator_app.api.availability import Disruption
 from operator_app.api.kinds import DEPLOYMENT, Object
-from operator_app.api.models import READINESS_PORT, EnvoyProxySpec
+from operator_app.api.models import METRICS_PORT, READINESS_PORT, EnvoyProxySpec
 from operator_app.api.network import NetworkPeer
 
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
@@ -59,12 +59,15 @@ def autoscaler(spec: EnvoyProxySpec, deployment: str) -> Object | None:
 def network_policy(spec: EnvoyProxySpec, namespace: str, selector: dict[str, str]) -> Object | None:
     """The NetworkPolicy of a proxy in ``namespace``.
 
-    In: the listeners' ports from the declared clients, and the readiness port from everybody, since it answers nothing
-    but whether the proxy serves. Out: DNS everywhere, and what the backends name.
+    In: the listeners' ports from the declared clients, and from everybody the readiness port, which answers whether the
+    proxy serves and what it has loaded, and the port for metrics where the spec asks for it. Out: DNS everywhere, and
+    what the backends name.
     """
     declared = spec.network_policy
     if declared is None:
         return None
+    internal = [_port(METRICS_PORT)] if spec.has_metrics else []
+    internal.append(_port(READINESS_PORT))
     listeners: Object = {"ports": [_port(each) for each in sorted({each.container_port for each in spec.listeners})]}
     if declared.from_:
         listeners["from"] = [_peer(each) for each in declared.from_]
@@ -73,7 +76,7 @@ def network_policy(spec: EnvoyProxySpec, namespace: str, selector: dict[str, str
         "spec": {
             "podSelector": {"matchLabels": selector},
             "policyTypes": ["Egress", "Ingress"],
-            "ingress": [listeners, {"ports": [_port(READINESS_PORT)]}],
+            "ingress": [listeners, {"ports": internal}],
             "egress": [{"ports": dns}, *_egress(spec, namespace)],
         }
     }

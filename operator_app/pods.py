@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from operator_app.api.kinds import LABEL_INSTANCE, LABEL_OWNER_UID, Key, Object
+from operator_app.api.kinds import (
+    ANNOTATION_CONFIGURATION,
+    ANNOTATION_REVISION,
+    LABEL_INSTANCE,
+    LABEL_OWNER_UID,
+    Key,
+    Object,
+)
 
 OOM_KILLED: Final = "OOMKilled"
 IMAGE_PULL: Final = "ImagePullBackOff"
@@ -23,6 +30,7 @@ _NOT_STARTED: Final = frozenset({"CreateContainerConfigError", "CreateContainerE
 
 
 _KEPT_METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "deletionTimestamp")
+_KEPT_ANNOTATIONS: Final = (ANNOTATION_REVISION, ANNOTATION_CONFIGURATION)
 _KEPT_CONTAINER: Final = ("name", "image", "state", "lastState")
 
 
@@ -48,20 +56,22 @@ def proxy_of_pod(pod: Object) -> Key | None:
 
 
 def kept_of_pod(pod: Object) -> Object:
-    """What this module reads of a Pod, and by what it is found: about a tenth of it."""
+    """What this module and ``dataplane`` read of a Pod, and by what it is found: about a tenth of it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    labels = metadata.get("labels") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     return {
         "apiVersion": pod.get("apiVersion"),
         "kind": pod.get("kind"),
         "metadata": {name: metadata[name] for name in _KEPT_METADATA if name in metadata}
-        | {"labels": {name: labels[name] for name in (LABEL_INSTANCE, LABEL_OWNER_UID) if name in labels}},
+        | {"labels": {name: labels[name] for name in (LABEL_INSTANCE, LABEL_OWNER_UID) if name in labels}}
+        | {"annotations": {name: annotations[name] for name in _KEPT_ANNOTATIONS if name in annotations}},
         "spec": {
             "containers": [
                 {"name": each["name"], "resources": {"limits": _memory(each)}} for each in pod["spec"]["containers"]
             ]
         },
         "status": {
+            "podIP": status.get("podIP") or "",
             "conditions": [each for each in status.get("conditions") or () if each["type"] == "Ready"],
             "containerStatuses": [
                 {name: each[name] for name in _KEPT_CONTAINER if name in each}

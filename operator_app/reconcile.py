@@ -38,7 +38,9 @@ from operator_app.api.kinds import (
 from operator_app.api.models import EnvoyProxySpec, ServiceType, parse_spec, sentence
 from operator_app.apply import CONTENDED, POLICY_RETRY_S, Action, Applier, Plan, Result, child_check, skipped
 from operator_app.cleanup import Cleanup
+from operator_app.dataplane.plane import DataPlane
 from operator_app.desired import child_key, children, controller_uid
+from operator_app.envoy.files import Files, rendered
 from operator_app.errors import ConflictError, OperatorError, PolicyError, TerminalError, TransientError
 from operator_app.finalizer import Finalizer, has_finalizer
 from operator_app.kube.client import Cluster
@@ -48,7 +50,7 @@ from operator_app.pods import trouble
 from operator_app.registration.registrar import Registrar
 from operator_app.registration.registry import Port, Record, Registration
 from operator_app.registration.withdrawal import State
-from operator_app.results import Outcome, Problem, ReconcileResult
+from operator_app.results import Outcome, Problem, Programming, ReconcileResult
 from operator_app.ssa.fields import fields_of
 from operator_app.status import (
     REGISTERED,
@@ -101,6 +103,7 @@ class Reconciler:
         finalizer: Finalizer,
         registrar: Registrar,
         statuses: StatusWriter,
+        data_plane: DataPlane,
         *,
         report: Callable[[Object, Result], None],
         record_event: Callable[[Occurrence], None],
@@ -116,6 +119,7 @@ class Reconciler:
         self._finalizer = finalizer
         self._registrar = registrar
         self._statuses = statuses
+        self._data_plane = data_plane
         self._report = report
         self._record_event = record_event
         self._default_image = default_image
@@ -136,6 +140,7 @@ class Reconciler:
         proxy = self._store.get(ENVOY_PROXY, key)
         if proxy is None:
             self._statuses.forget(key)
+            self._data_plane.forget(key)
             remaining = await self._remove_orphaned_records(key, None)
             return ReconcileResult(self._registrar.next_rested_s(key), remaining)
         try:
@@ -164,17 +169,19 @@ class Reconciler:
 
     async def _converge(self, proxy: Object, failures: int, *, is_resync: bool) -> ReconcileResult:
         try:
-            spec, desired = await self._declared(proxy)
+            declared = await self._declared(proxy)
         except ValidationError as error:
             return await self._refuse(proxy, Problem("InvalidSpec", sentence(error), needs_user_action=True))
         except TerminalError as error:
             return await self._refuse(proxy, Problem(error.reason, error.message, needs_user_action=True))
+        spec, desired = declared.spec, declared.children
         steps = await self._take_steps(proxy, spec, desired, is_resync=is_resync)
         if steps.conflict is not None:
             raise steps.conflict
         if steps.proxy["metadata"]["generation"] != proxy["metadata"]["generation"]:
             # The finalizer's answer has an edit that no watch has delivered yet: the status must be about that one.
             return await self._converge(steps.proxy, failures, is_resync=is_resync)
+        steps.programming = programming = await self._program(steps, declared, is_resync=is_resync)
         transient = steps.transient
         if transient is not None and failures < PERSISTENT_AFTER:
             # One lost connection says nothing about the proxy.
@@ -183,24 +190,41 @@ class Reconciler:
         children_s = (each.requeue_after_s for each in steps.results.values())
         registered_s = (steps.registration.requeue_after_s, self._registrar.next_rested_s(key_of(steps.proxy)))
         times_s = [written.requeue_after_s, *registered_s, *steps.requeue_times_s, *children_s]
+        times_s.append(programming.requeue_after_s)
         requeue_after_s = min((each for each in times_s if each is not None), default=None)
         return ReconcileResult(requeue_after_s, transient or _unfinished(steps))
 
-    async def _declared(self, proxy: Object) -> tuple[EnvoyProxySpec, Mapping[Kind, Object]]:
-        """The spec of ``proxy`` and the children that it declares; of a large one in a thread.
+    async def _program(self, steps: "_Steps", declared: "_Declared", *, is_resync: bool) -> Programming:
+        """Bring the files of the ConfigMap, if it has them, into the Pods that serve, and ask these what they have."""
+        files, target = declared.files, declared.target
+        return await self._data_plane.program(
+            steps.proxy, files, target, steps.results[CONFIG_MAP], is_resync=is_resync
+        )
+
+    async def _declared(self, proxy: Object) -> "_Declared":
+        """What ``proxy`` declares; of a large one in a thread.
 
         A spec at its bounds takes some hundred milliseconds, for which no other task could run. One at a time is in a
         thread, since each takes some megabytes.
         """
 
-        def declared() -> tuple[EnvoyProxySpec, Mapping[Kind, Object]]:
+        def declared() -> _Declared:
             spec = parse_spec(proxy)
             self._tenant_policy.check(spec)
-            return spec, children(
-                proxy, spec, default_image=self._default_image, installation=self._installation, live=live
+            files = rendered(spec)
+            target = next_step(files)
+            desired = children(
+                proxy,
+                spec,
+                default_image=self._default_image,
+                installation=self._installation,
+                live=live,
+                files=target,
             )
+            return _Declared(spec, desired, files, target)
 
         live = self._live_children(proxy)
+        next_step = self._data_plane.next_step(proxy, live)
 
         if len(msgspec.json.encode(proxy.get("spec"))) <= LARGE_SPEC_BYTES:
             return declared()
@@ -394,6 +418,7 @@ class Reconciler:
             steps.registration.problem,
             address=next(iter(_addresses(proxy, steps.results[SERVICE].live)), None),
             problems=tuple(steps.problems),
+            programming=steps.programming,
             contentions=known,
             pods=trouble(self._store.indexed(POD, proxy["metadata"]["uid"])),
         )
@@ -431,6 +456,16 @@ class Reconciler:
                         self._store.forget(kind, known)
 
 
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What a proxy declares: its children with the files ``target``, which are on the way to ``files``."""
+
+    spec: EnvoyProxySpec
+    children: Mapping[Kind, Object]
+    files: Files
+    target: Files
+
+
 @dataclass(slots=True)
 class _Steps:
     """What the steps of one reconcile have come to so far.
@@ -447,6 +482,7 @@ class _Steps:
     transients: list[TransientError] = field(default_factory=list)
     requeue_times_s: list[float] = field(default_factory=list)
     conflict: ConflictError | None = None
+    programming: Programming | None = None
 
     @property
     def transient(self) -> TransientError | None:

@@ -31,6 +31,24 @@ class Problem:
     ends_with_event: bool = False
 
 
+NOT_ASKED: Final = "NotAsked"
+"""The reason of a ``Programming`` that is unknown because nobody is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Programming:
+    """Whether every serving Pod has loaded what is declared; ``is_true`` is ``None`` where it is not known.
+
+    ``requeue_after_s``: look again then. ``needs_user_action``: waiting does not help.
+    """
+
+    is_true: bool | None
+    reason: str
+    message: str
+    requeue_after_s: float | None = None
+    needs_user_action: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
     """How a reconcile ended. ``requeue_after_s``: reconcile again then. ``failure``: not done, again with backoff.

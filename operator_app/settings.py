@@ -63,6 +63,10 @@ class Settings(BaseSettings):
     http_port: int = Field(8080, ge=0, le=65535, description="port of /healthz, /readyz and /metrics; 0 picks one")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     log_format: Literal["json", "console"] = Field("json", description="json: one object a line; console: for people")
+    ask_pods: bool = Field(
+        default=True,
+        description="ask each proxy's Pods what they have loaded; off where the operator can't reach their addresses",
+    )
     workers: int = Field(16, ge=1, le=1000, description="reconciles running at the same time")
     in_flight_per_tenant: int = Field(1, ge=1, le=1000, description="reconciles of one tenant running at the same time")
     tenant_weights: Annotated[tuple[str, ...], NoDecode] = Field(

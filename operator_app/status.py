@@ -29,7 +29,7 @@ from operator_app.errors import ConflictError, NotFoundError
 from operator_app.kube.client import Cluster
 from operator_app.kube.store import Store
 from operator_app.pods import PodTrouble
-from operator_app.results import Outcome, Problem
+from operator_app.results import NOT_ASKED, Outcome, Problem, Programming
 from operator_app.ssa.comanagers import has_stale_managers, patch_of_stale_managers
 from operator_app.ssa.contention import Contention, ContentionTracker, RestoredField, digest_of
 from operator_app.ssa.fields import Difference, differences, fields_of, foreign_fields
@@ -37,18 +37,20 @@ from operator_app.ssa.fields import Difference, differences, fields_of, foreign_
 RECONCILED: Final = "Reconciled"
 AVAILABLE: Final = "Available"
 REGISTERED: Final = "Registered"
+PROGRAMMED: Final = "Programmed"
 READY: Final = "Ready"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 CONTENDED: Final = "Contended"
 
-_TYPES: Final = frozenset({RECONCILED, AVAILABLE, REGISTERED, READY, RECONCILING, STALLED, CONTENDED})
+_TYPES: Final = frozenset({RECONCILED, AVAILABLE, REGISTERED, PROGRAMMED, READY, RECONCILING, STALLED, CONTENDED})
 LONGEST_MESSAGE: Final = 1024
 """Characters of a condition's message; the API allows 32,768, and no tenant reads more than a few sentences."""
 
 _REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,1022}[A-Za-z0-9_])?")
 """What the API allows as a condition's reason (metav1.Condition)."""
 
+_ABOUT_PODS: Final = frozenset({AVAILABLE, PROGRAMMED})
 _POD_SPEC: Final = ("f:spec", "f:template", "f:spec")
 _STATUS: Final = ("f:status",)
 _SUBRESOURCE: Final = "status"
@@ -62,7 +64,8 @@ class Observation:
     ``children`` are the results of applying them; ``registration`` is what keeps the outside record from being
     confirmed, ``None`` when it is confirmed; ``refusal`` is what keeps the spec from being acted on at all;
     ``problems`` are those of other steps. ``contentions`` are those of the EnvoyProxy itself: its status and its
-    finalizer. ``pods`` is what keeps Pods from serving, by their own status.
+    finalizer. ``pods`` is what keeps Pods from serving, by their own status, and ``programming`` what the Envoys of
+    serving ones have said, ``None`` where they were not looked at.
     """
 
     proxy: Object
@@ -72,15 +75,16 @@ class Observation:
     address: str | None = None
     problems: tuple[Problem, ...] = ()
     contentions: tuple[Contention, ...] = ()
+    programming: Programming | None = None
     pods: PodTrouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionSpec:
-    """One condition without its times."""
+    """One condition without its times; ``is_true`` is ``None`` where it is unknown."""
 
     type: str
-    is_true: bool
+    is_true: bool | None
     reason: str
     message: str
 
@@ -140,7 +144,7 @@ def deletion_status(proxy: Object, problem: Problem, *, of_record: bool, now: da
     stored: Object = proxy.get("status") or {}
     false = (READY, REGISTERED) if of_record else (READY,)
     waiting = [ConditionSpec(kind, is_true=False, reason=problem.reason, message=problem.message) for kind in false]
-    kept = {RECONCILED, AVAILABLE, REGISTERED} - set(false)
+    kept = {RECONCILED, AVAILABLE, REGISTERED, PROGRAMMED} - set(false)
     known = [each for each in stored.get("conditions", ()) if each["type"] in kept]
     conditions = [_condition(each, generation, condition_of(proxy, each.type), now) for each in waiting]
     fields: Object = {
@@ -154,9 +158,12 @@ def condition_specs(observation: Observation, rollout: Rollout) -> tuple[Conditi
     reconciled = _reconciled(observation)
     available = _available(observation, rollout)
     registered = _registered(observation)
-    progress = _progress(observation, rollout, reconciled, available, registered)
-    ready = _ready(observation, rollout, reconciled, available, registered)
-    return (ready, reconciled, available, registered, *progress, *_contended(observation))
+    programmed = _programmed(observation, rollout)
+    # Where nobody is asked, it is not waited for an answer.
+    parts = (reconciled, available, registered) + (() if programmed.reason == NOT_ASKED else (programmed,))
+    progress = _progress(observation, rollout, *parts)
+    ready = _ready(observation, rollout, *parts)
+    return (ready, reconciled, available, registered, programmed, *progress, *_contended(observation))
 
 
 def _reconciled(observation: Observation) -> ConditionSpec:
@@ -187,15 +194,27 @@ def _registered(observation: Observation) -> ConditionSpec:
     return ConditionSpec(REGISTERED, is_true=True, reason="Confirmed", message="the registry confirms the record")
 
 
-def _ready(observation: Observation, rollout: Rollout, *parts: ConditionSpec) -> ConditionSpec:
-    """The three together, once nothing but Pods of the current template is left to answer.
+def _programmed(observation: Observation, rollout: Rollout) -> ConditionSpec:
+    refusal, found = observation.refusal, observation.programming
+    if refusal is not None:
+        return ConditionSpec(PROGRAMMED, is_true=False, reason=refusal.reason, message=refusal.message)
+    if found is None:
+        return ConditionSpec(PROGRAMMED, is_true=None, reason=NOT_ASKED, message="no Envoy was asked")
+    if _deployment(observation) is not None and rollout.wanted == 0:
+        return ConditionSpec(PROGRAMMED, is_true=True, reason="ScaledToZero", message="the spec asks for no proxies")
+    return ConditionSpec(PROGRAMMED, is_true=found.is_true, reason=found.reason, message=found.message)
 
-    Why Pods are missing is said rather than that they are, where the Deployment or a Pod says why.
+
+def _ready(observation: Observation, rollout: Rollout, *parts: ConditionSpec) -> ConditionSpec:
+    """All of them together, once nothing but Pods of the current template is left to answer.
+
+    Why Pods are missing is said rather than that they are, where the Deployment or a Pod says why. Unknown only if
+    nothing is known to be wrong.
     """
     pods = observation.pods
-    for part in parts:
-        if not part.is_true and not (part.type == AVAILABLE and (rollout.failure or pods)):
-            return ConditionSpec(READY, is_true=False, reason=part.reason, message=part.message)
+    for part in sorted(parts, key=lambda part: part.is_true is None):
+        if not part.is_true and not (part.type in _ABOUT_PODS and (rollout.failure or pods)):
+            return ConditionSpec(READY, is_true=part.is_true, reason=part.reason, message=part.message)
     if rollout.failure is not None:
         reason, message = rollout.failure
         return ConditionSpec(READY, is_true=False, reason=reason, message=message)
@@ -205,7 +224,9 @@ def _ready(observation: Observation, rollout: Rollout, *parts: ConditionSpec) ->
     if not rollout.is_complete:
         message = "proxies with an older configuration are still being replaced"
         return ConditionSpec(READY, is_true=False, reason="RollingOut", message=message)
-    return ConditionSpec(READY, is_true=True, reason="Ready", message="reconciled, available and registered")
+    return ConditionSpec(
+        READY, is_true=True, reason="Ready", message="reconciled, available, registered and programmed"
+    )
 
 
 def _progress(observation: Observation, rollout: Rollout, *parts: ConditionSpec) -> tuple[ConditionSpec, ...]:
@@ -219,6 +240,9 @@ def _progress(observation: Observation, rollout: Rollout, *parts: ConditionSpec)
     for problem in problems:
         if problem is not None and problem.needs_user_action:
             return (ConditionSpec(STALLED, is_true=True, reason=problem.reason, message=problem.message),)
+    found = observation.programming
+    if found is not None and found.needs_user_action:
+        return (ConditionSpec(STALLED, is_true=True, reason=found.reason, message=found.message),)
     if rollout.failure is not None:
         reason, message = rollout.failure
         return (ConditionSpec(STALLED, is_true=True, reason=reason, message=message),)
@@ -300,7 +324,7 @@ def _first_problem(observation: Observation) -> Problem | None:
 
 
 def _condition(spec: ConditionSpec, generation: int, stored: Object | None, now: datetime) -> Object:
-    status = "True" if spec.is_true else "False"
+    status = "Unknown" if spec.is_true is None else "True" if spec.is_true else "False"
     since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     if stored is not None and stored["status"] == status:
         since = stored["lastTransitionTime"]

@@ -156,6 +156,7 @@ def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
             "registration": {"hostname": "shop.example.com", "ttl": 300, "registry": "in-cluster"},
             "deletionPolicy": "Delete",
             "paused": False,
+            "telemetry": {"metrics": True},
         },
     }
 
@@ -673,6 +674,7 @@ NAME_CASE: Final = Case(("metadata", "name"), "a" * 57, ["a" * 58, "1a", "a.b"],
 BOUNDS: Final[tuple[tuple[Path, Sequence[Any], Sequence[Any]], ...]] = (
     (("spec", "replicas"), [0, 100], [-1, 101, 1.5, "1", True]),
     (("spec", "paused"), [True], ["true", 1]),
+    (("spec", "telemetry", "metrics"), [True, False], ["true", 1]),
     (("spec", "image"), ["a"], ["", "a" * 513]),
     (("spec", "registration", "ttl"), [1, 86_400], [0, 86_401, "60"]),
     (("spec", "registration", "registry"), ["a" * 63], ["a" * 64, "", "In-Cluster"]),

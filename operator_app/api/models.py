@@ -75,11 +75,12 @@ MAX_HOSTS: Final = 2_048
 MAX_SHARED_ROUTES: Final = 65_536
 """Upper bound of ``Listener.shared_routes``, added up over the listeners."""
 
-ADMIN_PORT: Final = 19000
-"""Port of Envoy's admin interface, on loopback only. Not available as a ``targetPort``."""
+METRICS_PORT: Final = 19000
+"""Port of the listener that answers with statistics alone, where the spec asks for it. Not available as a
+``targetPort``."""
 
 READINESS_PORT: Final = 19001
-"""Port of the listener that answers only the readiness probe. Not available as a ``targetPort``."""
+"""Port of the listener that answers the readiness probe, and what is loaded. Not available as a ``targetPort``."""
 
 
 class Protocol(StrEnum):
@@ -148,10 +149,10 @@ class Listener(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel=f"!({_container_port('self')} in [{ADMIN_PORT}, {READINESS_PORT}])",
-            message=f"the proxy itself needs {ADMIN_PORT} and {READINESS_PORT} inside the Pod: set targetPort to "
+            cel=f"!({_container_port('self')} in [{METRICS_PORT}, {READINESS_PORT}])",
+            message=f"the proxy itself needs {METRICS_PORT} and {READINESS_PORT} inside the Pod: set targetPort to "
             "another port, for example 8080; port may stay",
-            is_valid=lambda listener: listener.container_port not in {ADMIN_PORT, READINESS_PORT},
+            is_valid=lambda listener: listener.container_port not in {METRICS_PORT, READINESS_PORT},
         ),
         Rule(
             cel="!has(self.protocol) || self.protocol != 'TCP' || "
@@ -439,6 +440,14 @@ class DeletionPolicy(StrEnum):
     ORPHAN = "Orphan"
 
 
+class Telemetry(ApiModel):
+    """What the proxy tells of itself."""
+
+    metrics: Annotated[bool, Field(strict=True)] = False
+    """Whether each Pod serves Envoy's statistics for Prometheus: GET /stats/prometheus at container port proxy-metrics
+    (19000), and nothing else there. Switching it replaces the Pods."""
+
+
 class EnvoyProxySpec(ApiModel):
     """The desired state of one tenant's proxy."""
 
@@ -606,12 +615,20 @@ class EnvoyProxySpec(ApiModel):
     """What the record in the registry says. Every proxy is registered with its address; left out: without a
     hostname."""
 
+    telemetry: Telemetry | None = None
+    """What the proxy tells of itself. Left out: no metrics."""
+
     deletion_policy: DeletionPolicy = DeletionPolicy.DELETE
     """What becomes of children and record when this object is deleted: Delete, they go along; Orphan, they stay as they
     are, belong to nobody, and the hostname stays taken."""
 
     paused: Annotated[bool, Field(strict=True)] = False
     """While true the operator writes nothing for this object but its status. What runs goes on running."""
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether each Pod serves Envoy's statistics."""
+        return self.telemetry is not None and self.telemetry.metrics
 
 
 class ConditionStatus(StrEnum):

@@ -20,8 +20,11 @@ def bootstrap(spec: EnvoyProxySpec, *, listeners_file: str, clusters_file: str) 
     """The bootstrap of the proxy that ``spec`` declares; the two files are keys of its ConfigMap.
 
     Of ``spec`` it depends on the names of HTTP listeners, since the proxy is ready once the routes of each are loaded,
-    and on its IP families.
+    on its IP families, and on whether it serves metrics.
     """
+    listeners = [internal.readiness_listener(is_dual_stack=spec.service.is_dual_stack)]
+    if spec.has_metrics:
+        listeners.append(internal.metrics_listener(is_dual_stack=spec.service.is_dual_stack))
     http = sorted(listener_name(each) for each in spec.listeners if each.protocol is Protocol.HTTP)
     return {
         "admin": internal.admin_interface(),
@@ -39,7 +42,7 @@ def bootstrap(spec: EnvoyProxySpec, *, listeners_file: str, clusters_file: str) 
             "cds_config": mounted_file(clusters_file),
         },
         "static_resources": {
-            "listeners": [internal.readiness_listener(is_dual_stack=spec.service.is_dual_stack)],
+            "listeners": listeners,
             "clusters": internal.clusters(http),
         },
     }

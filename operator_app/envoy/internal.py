@@ -13,7 +13,7 @@ loopback address reaches it. Envoy itself does, in two ways only:
 from collections.abc import Iterable
 from typing import Final
 
-from operator_app.api.models import READINESS_PORT
+from operator_app.api.models import METRICS_PORT, READINESS_PORT
 from operator_app.envoy.messages import (
     Message,
     extension,
@@ -33,8 +33,11 @@ READINESS_PATH: Final = "/ready"
 LOADED_PATH: Final = "/loaded"
 """Answered with the statistics that say what Envoy has loaded, one a line, as its admin interface prints them."""
 
+METRICS_PATH: Final = "/stats/prometheus"
+"""Answered with all statistics in Prometheus' text format, where the spec asks for it."""
+
 MAX_READINESS_CONNECTIONS: Final = 128
-"""Bound on connections to the readiness listener.
+"""Bound on connections to the readiness listener, and on those to the metrics listener.
 
 The bound of the whole proxy does not apply to it, so a proxy at that bound still answers its readiness probe.
 """
@@ -49,6 +52,7 @@ ADMIN: Final = "internal/admin"
 LOADED: Final = "internal/loaded"
 
 _READINESS: Final = "internal/readiness"
+_METRICS: Final = "internal/metrics"
 _QUESTION: Final = (
     r"^(cluster_manager\.cds|listener_manager\.lds|http\.listener/.*\.rds\.listener/.*)"
     r"\.(version_text|update_rejected|update_failure)$|\.(warming_clusters|total_listeners_warming)$"
@@ -115,31 +119,44 @@ def readiness_listener(*, is_dual_stack: bool = False) -> Message:
         headers=_get(READINESS_PATH),
         cluster_min_healthy_percentages={LOADED: {"value": 100}},
     )
-    limit = extension(
-        "envoy.filters.network.connection_limit",
-        "filters.network.connection_limit.v3.ConnectionLimit",
-        stat_prefix=_READINESS,
-        max_connections=MAX_READINESS_CONNECTIONS,
-    )
     # A query would be added to the question: the whole path is compared, with what follows a question mark.
     asked = {
         "match": {"path": LOADED_PATH, "headers": _get(LOADED_PATH)},
         "route": {"cluster": ADMIN, "prefix_rewrite": _LOADED_STATS, "timeout": "5s"},
     }
+    return _internal_listener(_READINESS, READINESS_PORT, asked, [answer, router()], is_dual_stack=is_dual_stack)
+
+
+def metrics_listener(*, is_dual_stack: bool = False) -> Message:
+    """The listener that answers ``GET METRICS_PATH``, and every other request with 404."""
+    asked = {
+        "match": {"path": METRICS_PATH, "headers": _get(METRICS_PATH)},
+        "route": {"cluster": ADMIN, "timeout": "10s"},
+    }
+    return _internal_listener(_METRICS, METRICS_PORT, asked, [router()], is_dual_stack=is_dual_stack)
+
+
+def _internal_listener(
+    name: str, port: int, route: Message, http_filters: list[Message], *, is_dual_stack: bool
+) -> Message:
+    """A listener for questions about the proxy: of one route, with bounds of its own on connections and headers."""
+    limit = extension(
+        "envoy.filters.network.connection_limit",
+        "filters.network.connection_limit.v3.ConnectionLimit",
+        stat_prefix=name,
+        max_connections=MAX_READINESS_CONNECTIONS,
+    )
     serve = http_connection_manager(
-        stat_prefix=_READINESS,
+        stat_prefix=name,
         # HTTP/1 serves one request at a time on a connection, and a connection is closed after a minute.
         codec_type="HTTP1",
         common_http_protocol_options={"idle_timeout": "10s", "max_connection_duration": "60s"},
         request_headers_timeout="2s",
         max_request_headers_kb=8,
-        route_config={
-            "name": _READINESS,
-            "virtual_hosts": [{"name": _READINESS, "domains": ["*"], "routes": [asked]}],
-        },
-        http_filters=[answer, router()],
+        route_config={"name": name, "virtual_hosts": [{"name": name, "domains": ["*"], "routes": [route]}]},
+        http_filters=http_filters,
     )
-    return tcp_listener(_READINESS, READINESS_PORT, [limit, serve], is_dual_stack=is_dual_stack) | {
+    return tcp_listener(name, port, [limit, serve], is_dual_stack=is_dual_stack) | {
         "ignore_global_conn_limit": True,
         # A proxy that sheds load is not one that should be restarted.
         "bypass_overload_manager": True,

@@ -14,6 +14,7 @@ import httpx2
 from operator_app.api.kinds import Kind, Object
 from operator_app.apply import Applier
 from operator_app.controller.scopes import INDEXES
+from operator_app.dataplane.plane import DataPlane
 from operator_app.finalizer import Finalizer
 from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
@@ -126,6 +127,7 @@ async def components(
             finalizer,
             registrar,
             statuses,
+            DataPlane(cluster, store, None, on_write=lambda _kind, _outcome: None, mono=lambda: 0.0),
             report=lambda _proxy, _result: None,
             record_event=occurrences.append,
             default_image=Settings().image,

@@ -27,6 +27,7 @@ from tests.e2e.controlplane import (
     ToolchainError,
 )
 from tests.e2e.kube import Kube
+from tests.e2e.node.fixture import Nodes
 from tests.e2e.node.fixture import nodes as nodes  # noqa: PLC0414  # a fixture is found by its import
 from tests.e2e.node.fixture import nodes_or_why_not as nodes_or_why_not  # noqa: PLC0414  # as above
 from tests.e2e.operator_process import OperatorProcess
@@ -119,12 +120,20 @@ def budget(control_plane: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def operator(operator_kubeconfig: Path, tmp_path: Path, budget: None) -> Iterator[OperatorProcess]:  # noqa: ARG001
+def operator(
+    operator_kubeconfig: Path,
+    tmp_path: Path,
+    budget: None,  # noqa: ARG001
+    request: pytest.FixtureRequest,
+) -> Iterator[OperatorProcess]:
     """An operator that is not running yet; whatever runs at the end of the test is stopped.
+
+    It is where Pods can be reached, if the test has a node.
 
     A round that crashed, or a write that changed nothing, fails the test whatever else it saw.
     """
-    process = OperatorProcess(operator_kubeconfig, tmp_path / "operator.log")
+    nodes: Nodes | None = request.getfixturevalue("nodes") if "nodes" in request.fixturenames else None
+    process = OperatorProcess(operator_kubeconfig, tmp_path / "operator.log", nodes.local if nodes else None)
     yield process
     avoidable = process.metric("operator_app_writes_total", outcome="unchanged") if process.is_running else 0
     process.stop()

@@ -4,6 +4,7 @@ It owns paths, verbs, errors and waiting. Decoded JSON goes in and comes out; no
 that a test sees what the API server said and nothing else. The operator has its own client and never uses this one.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -222,7 +223,8 @@ def kind_of(obj: Object) -> Kind:
     if obj["kind"] == ENVOY_PROXY.kind:
         return ENVOY_PROXY
     group, _, version = obj["apiVersion"].rpartition("/")
-    return Kind(group, version, obj["kind"], obj["kind"].lower() + "s", namespaced="namespace" in obj["metadata"])
+    plural = re.sub("ys$", "ies", obj["kind"].lower() + "s")
+    return Kind(group, version, obj["kind"], plural, namespaced="namespace" in obj["metadata"])
 
 
 def apply_manifest(kube: Kube, file: Path) -> list[Object]:

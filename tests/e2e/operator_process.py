@@ -12,11 +12,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
 from operator_app.api.kinds import Object
 from tests.e2e import leash
+from tests.e2e.node import Node
 from tests.paths import ROOT
 
 SERVICE_ACCOUNT: Final = "operator-app"
@@ -46,12 +48,14 @@ _replicas: dict[str, "OperatorProcess"] = {}
 class OperatorProcess:
     """One operator process after another, never two at a time. Whoever starts it has to stop or kill it.
 
-    Two objects whose processes run at the same time are two replicas.
+    Two objects whose processes run at the same time are two replicas. With a ``node`` they run in its network, where
+    the addresses of Pods are.
     """
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, node: Node | None = None) -> None:
         self.replica = ""
-        self._kubeconfig = kubeconfig
+        self._kubeconfig = kubeconfig if node is None else node.kubeconfig_inside(kubeconfig)
+        self._node = node
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._log_from = 0
@@ -68,7 +72,11 @@ class OperatorProcess:
         self.replica = self._free_name()
         _replicas[self.replica] = self
         identity = (f"--kubeconfig={self._kubeconfig}", f"--replica-name={self.replica}", "--http-port=0")
-        command = [sys.executable, "-m", *module, *identity, *QUICK, *flags]
+        # Elsewhere no address of a Pod leads anywhere.
+        asking = "--ask-pods=false" if self._node is None else "--ask-pods=true"
+        command = [sys.executable, "-m", *module, *identity, *QUICK, asking, *flags]
+        if self._node is not None:
+            command = ["nsenter", f"--net={self._node.network}", "--", *command]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -152,8 +160,9 @@ class OperatorProcess:
         """The status and the text of an answer on its HTTP port."""
         if self._port is None:
             self._port = self.wait_for("started")["http_port"]
+        inside = nullcontext() if self._node is None else self._node.inside()
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as answer:
+            with inside, urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

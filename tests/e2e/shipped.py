@@ -9,7 +9,9 @@ from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
 from tests.paths import MANIFESTS
 
 CRDS: Final = tuple(sorted((MANIFESTS / "crd").glob("*.operator-app.dev.yaml")))
-IDENTITY: Final = tuple(MANIFESTS / "base" / name for name in ("namespace.yaml", "service-account.yaml", "rbac.yaml"))
+IDENTITY: Final = tuple(
+    MANIFESTS / "base" / f"{name}.yaml" for name in ("namespace", "service-account", "rbac", "admission-policy")
+)
 
 
 def operator_identity(cluster: Cluster, admin: Kube) -> Path:

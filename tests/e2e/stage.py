@@ -177,13 +177,13 @@ def local_stage(logs: Path, report: Report) -> Iterator[Stage]:
         with ThreadPoolExecutor(1) as background:
             starting = background.submit(local.start)
             _make(admin, objects_in(*IDENTITY), None)
-            operator = _running_operator(cluster, logs, report, resources)
             node: Node | None = local
             try:
                 starting.result()
             except NodeUnavailableError as error:
                 report(f"node: {error}")
                 node = None
+        operator = _running_operator(cluster, logs, report, resources, node)
         yield Stage(cluster, admin, operator, node, cluster.audit(), None)
 
 
@@ -213,8 +213,11 @@ def borrowed_stage(kubeconfig: Path, logs: Path, report: Report, *, wants_namesp
         yield Stage(cluster, admin, operator, None, None, removals)
 
 
-def _running_operator(cluster: Cluster, logs: Path, report: Report, resources: ExitStack) -> OperatorProcess:
-    operator = OperatorProcess(cluster.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT), logs / "operator.log")
+def _running_operator(
+    cluster: Cluster, logs: Path, report: Report, resources: ExitStack, node: Node | None = None
+) -> OperatorProcess:
+    kubeconfig = cluster.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
+    operator = OperatorProcess(kubeconfig, logs / "operator.log", node)
     resources.callback(operator.stop)
     operator.start()
     report(f"operator: running as {OPERATOR}, its watches are in sync")

@@ -458,6 +458,7 @@ def test_ports_of_service_and_container_match() -> None:
         ("a--b", False),
         ("123", False),
         ("readiness", False),
+        ("proxy-metrics", False),
         ("l-0123456789ab", False),
         ("1a", True),
     ],

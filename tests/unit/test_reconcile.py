@@ -28,6 +28,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.api.models import parse_spec
 from operator_app.apply import POLICY_RETRY_S, Result
+from operator_app.dataplane.plane import DataPlane
 from operator_app.desired import children
 from operator_app.errors import ConflictError, TransientError
 from operator_app.kube.deltas import Changed
@@ -104,6 +105,7 @@ class ReconcilerComponents(Components):
                 mono=self.clock,
             ),
             self.statuses,
+            DataPlane(self.cluster, self.store, None, on_write=self.on_write, mono=self.clock),
             report=lambda _, result: self.results.append(result),
             record_event=self.events.append,
             default_image="envoy:default",

@@ -19,6 +19,7 @@ CANDIDATES = (
     "https://dns.example.com",
     "b.example.com",
     "true",
+    "false",
     "team-a=3",
     "ClusterIP",
     "10.0.0.0/8",

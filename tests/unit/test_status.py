@@ -13,7 +13,7 @@ from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE,
 from operator_app.apply import Result
 from operator_app.errors import ConflictError
 from operator_app.pods import PodTrouble
-from operator_app.results import Outcome, Problem
+from operator_app.results import Outcome, Problem, Programming
 from operator_app.ssa.contention import Contention
 from operator_app.status import Observation, Rollout, is_verified, next_status, observed_current_generation, rollout_of
 from tests.unit.scripted_api import (
@@ -33,6 +33,7 @@ LATER = NOW + timedelta(hours=1)
 KEY = Key("team-a", "checkout-envoy")
 WAIT = Problem("Retrying", "wait")
 ACT = Problem("NameConflict", "act", needs_user_action=True)
+LOADED = Programming(is_true=True, reason="Loaded", message="all")
 
 
 def deployment(
@@ -75,9 +76,8 @@ def by_kind(*results: Result) -> dict[Kind, Result]:
 def observed(proxy: Object | None = None, live: Object | None = None, **rest: Any) -> Observation:
     """Everything is fine, unless told otherwise."""
     children = by_kind(result(CONFIG_MAP), result(DEPLOYMENT, live or deployment()), result(SERVICE))
-    return Observation(
-        proxy or proxy_of_team(), **{"children": children, "address": "checkout-envoy.team-a.svc"} | rest
-    )
+    fine: dict[str, Any] = {"children": children, "address": "checkout-envoy.team-a.svc", "programming": LOADED}
+    return Observation(proxy or proxy_of_team(), **fine | rest)
 
 
 def conditions(observation: Observation) -> dict[str, str]:
@@ -102,6 +102,7 @@ FINE = {
     "Reconciled": "True Verified",
     "Available": "True EnoughReady",
     "Registered": "True Confirmed",
+    "Programmed": "True Loaded",
 }
 GOING_ON = {"Reconciling": "True Progressing"}
 NO_IMAGE = PodTrouble("ImagePullBackOff", "the image can't be pulled")
@@ -114,7 +115,7 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
         pytest.param(observed(), FINE, id="all is well"),
         pytest.param(
             observed(live=deployment(wanted=0, total=0, updated=0, ready=0)),
-            FINE | {"Available": "True ScaledToZero"},
+            FINE | {"Available": "True ScaledToZero", "Programmed": "True ScaledToZero"},
             id="scaled to zero",
         ),
         pytest.param(
@@ -214,6 +215,7 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
                 "Reconciled": "False InvalidSpec",
                 "Available": "True EnoughReady",
                 "Registered": "False InvalidSpec",
+                "Programmed": "False InvalidSpec",
                 "Stalled": "True InvalidSpec",
             },
             id="a declaration that can't be acted on; what runs goes on running",
@@ -225,6 +227,7 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
                 "Reconciled": "False InvalidSpec",
                 "Available": "False NoDeployment",
                 "Registered": "False InvalidSpec",
+                "Programmed": "False InvalidSpec",
                 "Stalled": "True InvalidSpec",
             },
             id="a declaration that never could be acted on",
@@ -240,6 +243,37 @@ DEADLINE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadli
             FINE | {"Contended": "True FieldsTaken"},
             id="a rival that is kept at bay",
         ),
+        pytest.param(
+            observed(programming=Programming(is_true=False, reason="Loading", message="a Pod")),
+            FINE | {"Ready": "False Loading", "Programmed": "False Loading"} | GOING_ON,
+            id="a Pod has not loaded it yet",
+        ),
+        pytest.param(
+            observed(programming=Programming(is_true=None, reason="PodUnreachable", message="a Pod")),
+            FINE | {"Ready": "Unknown PodUnreachable", "Programmed": "Unknown PodUnreachable"} | GOING_ON,
+            id="a Pod can't be asked",
+        ),
+        pytest.param(
+            observed(
+                registration=WAIT, programming=Programming(is_true=None, reason="PodUnreachable", message="a Pod")
+            ),
+            FINE
+            | {"Ready": "False Retrying", "Registered": "False Retrying", "Programmed": "Unknown PodUnreachable"}
+            | GOING_ON,
+            id="what is known to be wrong goes before what is unknown",
+        ),
+        pytest.param(
+            observed(
+                programming=Programming(
+                    is_true=False, reason="ConfigurationRefused", message="a Pod", needs_user_action=True
+                )
+            ),
+            FINE
+            | {"Ready": "False ConfigurationRefused", "Programmed": "False ConfigurationRefused"}
+            | {"Stalled": "True ConfigurationRefused"},
+            id="Envoy refuses the configuration",
+        ),
+        pytest.param(observed(programming=None), FINE | {"Programmed": "Unknown NotAsked"}, id="nobody is asked"),
     ],
 )
 def test_what_an_observation_means(observation: Observation, expected: dict[str, str]) -> None:
@@ -249,7 +283,14 @@ def test_what_an_observation_means(observation: Observation, expected: dict[str,
 
 def test_people_read_ready_first() -> None:
     """The summary comes first, what it sums up next, what is only there while true last."""
-    assert list(conditions(with_problem(SERVICE, ACT))) == ["Ready", "Reconciled", "Available", "Registered", "Stalled"]
+    assert list(conditions(with_problem(SERVICE, ACT))) == [
+        "Ready",
+        "Reconciled",
+        "Available",
+        "Registered",
+        "Programmed",
+        "Stalled",
+    ]
 
 
 def test_the_rest_of_the_status() -> None:
@@ -286,10 +327,18 @@ def test_a_transition_time_moves_only_when_the_status_flips() -> None:
     second = next_status(with_problem(SERVICE, ACT, proxy=proxy), now=LATER)
     times = {each["type"]: each["lastTransitionTime"] for each in second["conditions"]}
     early, late = "2026-07-02T03:04:05Z", "2026-07-02T04:04:05Z"
-    assert times == dict.fromkeys(["Ready", "Reconciled", "Available", "Registered"], early) | {"Stalled": late}
+    assert times == dict.fromkeys(["Ready", "Reconciled", "Available", "Registered", "Programmed"], early) | {
+        "Stalled": late
+    }
     third = next_status(observed(with_status(proxy, second)), now=LATER)
     times = {each["type"]: each["lastTransitionTime"] for each in third["conditions"]}
-    assert times == {"Ready": late, "Reconciled": late, "Available": early, "Registered": early}
+    assert times == {
+        "Ready": late,
+        "Reconciled": late,
+        "Available": early,
+        "Registered": early,
+        "Programmed": early,
+    }
     assert {each["observedGeneration"] for each in third["conditions"]} == {2}
     assert third["observedGeneration"] == 2
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from operator_app.api.models import Telemetry
 from tests.e2e.envoy.envoy_process import (
     DEADLINE_S,
     NEEDS_ENVOY,
@@ -208,6 +209,20 @@ def test_nothing_can_be_added_to_the_question(proxy: EnvoyProcess, path: str) ->
     """A request with anything behind the path is not forwarded to the admin interface."""
     with closing(HTTPConnection("127.0.0.1", proxy.port("internal/readiness"), timeout=DEADLINE_S)) as connection:
         assert exchange(connection, path)[0] in {400, 404}
+
+
+def test_metrics_are_served_at_a_port_of_their_own(backends: list[Backend], tmp_path: Path) -> None:
+    """``GET /stats/prometheus`` has counts of requests; every other path, method and query gets 404."""
+    spec = cases.spec([cases.http({"backend": "b5"})], [declared(backends[5])])
+    with running(spec.model_copy(update={"telemetry": Telemetry(metrics=True)}), tmp_path) as proxy:
+        assert proxy.get("http", "/")[0] == 200
+        status, body, _ = proxy.get("internal/metrics", "/stats/prometheus")
+        assert status == 200
+        assert "envoy_http_downstream_rq_total" in body
+        for path in ("/", "/stats", "/stats/prometheus?usedonly", "/stats/prometheus/", "/config_dump", "/ready"):
+            assert proxy.get("internal/metrics", path)[0] == 404, path
+        with closing(HTTPConnection("127.0.0.1", proxy.port("internal/metrics"), timeout=DEADLINE_S)) as connection:
+            assert exchange(connection, "/stats/prometheus", method="POST")[0] == 404
 
 
 def test_admin_interface_has_no_port(proxy: EnvoyProcess) -> None:

@@ -131,7 +131,8 @@ def _reason_problems(
 ) -> Iterator[str]:
     """Conditions with another reason than follows from the numbers: such a status is about to be written once more."""
     available = "NotEnoughReady" if not is_available else "ScaledToZero" if wanted == 0 else "EnoughReady"
-    reasons = {"Reconciled": "Verified", "Registered": "Confirmed", "Available": available}
+    programmed = "ScaledToZero" if wanted == 0 else "NotAsked"
+    reasons = {"Reconciled": "Verified", "Registered": "Confirmed", "Available": available, "Programmed": programmed}
     if has_stranger:
         reasons |= dict.fromkeys(("Reconciled", "Registered", "Ready"), "NameConflict")
     else:
@@ -203,6 +204,8 @@ def _status_problems(proxy: Object, deployment: Object, *, has_stranger: bool) -
     )
     is_ready = is_available and is_rolled_out
     expected = {"Reconciled": True, "Registered": True, "Available": is_available, "Ready": is_ready}
+    # No node runs a Pod here, so none is asked what it has loaded.
+    expected["Programmed"] = wanted == 0
     is_past_deadline = any(each.get("reason") == "ProgressDeadlineExceeded" for each in reported.get("conditions", ()))
     if has_stranger:
         expected |= {"Reconciled": False, "Registered": False, "Ready": False, "Stalled": True}

@@ -115,6 +115,7 @@ def test_times_and_generations_change_only_with_the_state(
         "Reconciled",
         "Available",
         "Registered",
+        "Programmed",
     }
     kubectl_waits(control_plane, namespace, "condition=Ready")
     # Times have a resolution of one second, so flips must be further apart to be told apart.

@@ -155,6 +155,7 @@ def test_defaults() -> None:
         ".spec.disruption.maxUnavailable": 1,
         ".spec.autoscaling.minReplicas": 1,
         ".spec.autoscaling.targetCPUUtilizationPercentage": 80,
+        ".spec.telemetry.metrics": False,
         ".spec.deletionPolicy": "Delete",
         ".spec.paused": False,
         ".status": {"observedGeneration": -1},

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operator_app.api.models import READINESS_PORT
+from operator_app.api.models import METRICS_PORT, READINESS_PORT, Telemetry
 from operator_app.api.routes import Route, RouteMatch
 from operator_app.envoy.files import rendered
 from tests.unit.envoy import cases
@@ -70,6 +70,19 @@ def test_readiness_listener_has_one_route() -> None:
     assert check["pass_through_mode"] is False
     assert {"name": ":path", "string_match": {"exact": "/ready"}} in check["headers"]
     assert listener_config(config, "internal/readiness")["ignore_global_conn_limit"] is True
+
+
+def test_metrics_have_a_listener_of_their_own_where_they_are_asked_for() -> None:
+    """Without ``telemetry.metrics`` nothing listens at that port; with it, one path is forwarded."""
+    spec = cases.spec([cases.http()])
+    names = {each["name"] for each in static_configuration(spec)["static_resources"]["listeners"]}
+    assert names == {"internal/readiness", "listener/http"}
+    config = static_configuration(spec.model_copy(update={"telemetry": Telemetry(metrics=True)}))
+    assert listener_config(config, "internal/metrics")["address"]["socket_address"]["port_value"] == METRICS_PORT
+    (host,) = last_filter(config, "internal/metrics")["route_config"]["virtual_hosts"]
+    (route,) = host["routes"]
+    assert {"name": ":path", "string_match": {"exact": "/stats/prometheus"}} in route["match"]["headers"]
+    assert "prefix_rewrite" not in route["route"]
 
 
 def test_tcp_listener_proxies_to_its_backend() -> None:

@@ -81,6 +81,7 @@ def test_every_condition_is_explained() -> None:
         status.RECONCILED,
         status.AVAILABLE,
         status.REGISTERED,
+        status.PROGRAMMED,
         status.RECONCILING,
         status.STALLED,
         status.CONTENDED,

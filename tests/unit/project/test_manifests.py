@@ -55,8 +55,10 @@ OPERATOR_CLUSTER: Final = {
             "delete": "prune where the spec does not ask for it any more",
         }.items()
     },
+    ("", "pods", "get"): "a Pod that a watch has missed",
     ("", "pods", "list"): "start of a watch",
-    ("", "pods", "watch"): "learn why Pods of proxies do not serve",
+    ("", "pods", "watch"): "learn which proxies serve, where they can be asked, and why others do not",
+    ("", "pods/status", "patch"): "one annotation, which makes the kubelet fetch a changed ConfigMap at once",
     ("", "namespaces", "get"): "the tenant label of one namespace; the UID of kube-system, the cluster's identity",
     ("", "namespaces", "list"): "start of a watch",
     ("", "namespaces", "watch"): "learn of a changed tenant label",
@@ -82,6 +84,8 @@ OPERATOR_NAMESPACE: Final = {
     ("coordination.k8s.io", "leases", "delete"): "memberships of the dead, shards that no longer exist",
 }
 """Every right that the operator has in its own namespace alone."""
+
+READS: Final = frozenset({"get", "list", "watch"})
 
 HOSTNAMES: Final = {
     (EDGE, "hostnameclaims", "get"): "whose claim it is, after a lost race",
@@ -163,13 +167,13 @@ def test_an_operator_of_chosen_namespaces_can_read_the_clusters_identity_and_no_
 
 
 def test_no_role_has_a_wildcard_or_touches_secrets_and_roles() -> None:
-    """No rule says ``*``, none reaches Secrets or RBAC itself, and Pods are only read."""
+    """No rule says ``*``, and none reaches Secrets or RBAC itself; Pods are only looked at, and touched."""
     for role in (obj for obj in manifests() if obj["kind"] in {"ClusterRole", "Role"}):
         for group, resource, verb in rights(role):
             assert "*" not in {group, resource, verb}
             assert group != "rbac.authorization.k8s.io"
             assert resource.partition("/")[0] not in {"secrets", "serviceaccounts"}
-            assert resource.partition("/")[0] != "pods" or (resource, verb) in {("pods", "list"), ("pods", "watch")}
+            assert resource.partition("/")[0] != "pods" or (resource, verb) == ("pods/status", "patch") or verb in READS
 
 
 def test_the_operator_cannot_create_an_envoy_proxy() -> None:
@@ -192,12 +196,28 @@ def test_all_kinds_of_children_can_be_written() -> None:
 def test_roles_are_bound_to_the_operators_account_alone() -> None:
     """Each binding names the role of its own name and exactly the one ServiceAccount."""
     account = manifest("ServiceAccount")["metadata"]
-    for binding in (obj for obj in manifests() if obj["kind"].endswith("Binding")):
+    for binding in (obj for obj in manifests() if obj["kind"] in {"ClusterRoleBinding", "RoleBinding"}):
         assert binding["roleRef"]["name"] == binding["metadata"]["name"]
         assert binding["roleRef"]["kind"] == binding["kind"].removesuffix("Binding")
         assert binding["subjects"] == [
             {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
         ]
+
+
+def test_the_right_to_touch_pods_is_limited_by_a_policy() -> None:
+    """It is about the one account and the one annotation that the code writes, on Pods with the code's label."""
+    (policy,) = (obj for obj in manifests() if obj["kind"] == "ValidatingAdmissionPolicy")
+    (binding,) = (obj for obj in manifests() if obj["kind"] == "ValidatingAdmissionPolicyBinding")
+    assert (binding["spec"]["policyName"], binding["spec"]["validationActions"]) == (
+        policy["metadata"]["name"],
+        ["Deny"],
+    )
+    account = manifest("ServiceAccount")["metadata"]
+    (condition,) = policy["spec"]["matchConditions"]
+    assert f"'system:serviceaccount:{account['namespace']}:{account['name']}'" in condition["expression"]
+    text = str(policy["spec"])
+    assert kinds.ANNOTATION_CONFIGURATION in text
+    assert f"['{kinds.LABEL_MANAGED_BY}'] == '{kinds.FIELD_MANAGER}'" in text
 
 
 def test_tenant_roles_flow_into_the_built_in_ones() -> None:
@@ -215,7 +235,7 @@ def test_the_namespace_enforces_the_restricted_profile() -> None:
 
 def test_everything_namespaced_is_in_the_operators_namespace() -> None:
     """One namespace holds the operator, the same that its settings default to."""
-    namespaced = [obj for obj in manifests() if not obj["kind"].startswith(("Cluster", "Namespace"))]
+    namespaced = [obj for obj in manifests() if not obj["kind"].startswith(("Cluster", "Namespace", "Validating"))]
     assert {obj["metadata"]["namespace"] for obj in namespaced} == {"edge-system"}
 
 

@@ -1,0 +1,269 @@
+"""Brings the files of a ConfigMap into the Envoys of a proxy, and says what these have loaded.
+
+A kubelet looks at a mounted ConfigMap every 60 to 90 s, and at once when its Pod changes. So a serving Pod that lacks
+the files is *touched*: one annotation, written to the ``status`` subresource, which discards changes of anything that
+a Pod does. It is written once for each Pod and content, and never where Envoy says that it has loaded the content.
+
+Guarantees
+    - Nothing is written and nobody is asked once every serving Pod has said that it has loaded the files.
+    - A Pod that can't be asked is asked ever more rarely, and holds no reconcile for longer than one question.
+    - Files that an Envoy refuses are taken back to those before, for all Pods, until the declaration changes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import anyio
+import structlog
+
+from operator_app.api.kinds import ANNOTATION_CONFIGURATION, CONFIG_MAP, POD, Key, Kind, Object, key_of
+from operator_app.apply import Result
+from operator_app.dataplane.asking import Ask, UnreachableError
+from operator_app.dataplane.memory import Asked, Memory, Refusal, refused_file
+from operator_app.dataplane.pods import Pod, pod_of
+from operator_app.desired import controller_uid
+from operator_app.envoy.files import Files, version_of, with_texts
+from operator_app.envoy.transition import next_files
+from operator_app.errors import ConflictError, NotFoundError, OperatorError
+from operator_app.kube.client import Cluster
+from operator_app.kube.store import Store
+from operator_app.results import NOT_ASKED, Outcome, Programming
+from operator_app.ssa.fields import fields_of
+
+log = structlog.get_logger(__name__)
+
+_NO_POD: Final = Programming(
+    is_true=False, reason="NoServingPod", message="no proxy serves yet, so none can say what it has loaded"
+)
+
+_NOT_ASKED: Final = Programming(
+    is_true=None,
+    reason=NOT_ASKED,
+    message="OPERATOR_APP_ASK_PODS is off, so no Envoy is asked what it has loaded",
+)
+_NOT_WRITTEN: Final = Programming(
+    is_true=False, reason="ConfigMapNotReady", message="the ConfigMap does not have the declared configuration yet"
+)
+_LOADED: Final = Programming(is_true=True, reason="Loaded", message="every serving proxy has loaded the configuration")
+
+MAX_PODS: Final = 256
+"""Pods of one proxy that are looked at: more than the replicas of a proxy twice over, and anybody can label a Pod."""
+
+
+class DataPlane:
+    """The Pods of all proxies. One instance for the operator; different proxies may be worked on at the same time.
+
+    ``ask`` asks one Pod; without it none is asked, and every serving Pod is touched once for each content. ``mono`` is
+    a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        ask: Ask | None,
+        *,
+        on_write: Callable[[Kind, Outcome], None],
+        mono: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._ask = ask
+        self._on_write = on_write
+        self._mono = mono
+        self._memories: dict[Key, Memory] = {}
+
+    def next_step(self, proxy: Object, live: Mapping[Kind, Object | None]) -> Callable[[Files], Files]:
+        """What gives the files to store now on the way to those that ``proxy`` declares; it may run in a thread.
+
+        ``live`` are the known children.
+        """
+        memory, pods = self._memory(proxy), self._serving(proxy)
+        texts = _own_texts(proxy, live.get(CONFIG_MAP))
+        generation, now_mono = proxy["metadata"]["generation"], self._mono()
+
+        def step(files: Files) -> Files:
+            if not pods or not texts:
+                memory.previous.clear()
+                memory.refusal = None
+                return files
+            refusal = memory.refusal
+            if refusal is not None and (refusal.digest, refusal.generation) == (files.digest, generation):
+                return with_texts(files, {**texts, **refusal.texts})
+            memory.refusal = None
+
+            def have_loaded(versions: Mapping[str, str]) -> bool:
+                if self._ask is None:
+                    return memory.was_written_long_ago(versions, now_mono=now_mono)
+                return memory.step_is_over(pods, versions, files.revision, now_mono=now_mono)
+
+            found = next_files(files, texts, have_loaded)
+            for name, text in found.texts.items():
+                if name in texts and texts[name] != text:
+                    memory.previous.setdefault(name, texts[name])
+            for stat, version in found.versions.items():
+                if version_of(texts.get(found.names[stat], "")) != version:
+                    memory.written[stat] = version, now_mono
+            return found
+
+        return step
+
+    async def program(
+        self, proxy: Object, files: Files, target: Files, config_map: Result, *, is_resync: bool
+    ) -> Programming:
+        """Ask the serving Pods of ``proxy`` and touch those that lack ``target``, which is on the way to ``files``.
+
+        ``config_map`` is what became of the ConfigMap: while it does not hold ``target``, nobody is touched. Pods that
+        have answered are asked again after it was written, and with ``is_resync``.
+        """
+        memory, pods = self._memory(proxy), self._serving(proxy)
+        memory.keep_only(pods)
+        if not pods:
+            return _NO_POD if self._ask is not None else _NOT_ASKED
+        is_written = config_map.problem is None and config_map.live is not None
+        if is_resync or config_map.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
+            memory.expire()
+        lacking = [pod for pod in pods if not memory.has_loaded(pod, target.versions, target.revision)]
+        if self._ask is not None and lacking:
+            await self._ask_all(proxy, memory, lacking, files, target)
+            lacking = [pod for pod in pods if not memory.has_loaded(pod, target.versions, target.revision)]
+        if not is_written:
+            return _NOT_WRITTEN if lacking or target.digest != files.digest else _LOADED
+        assert config_map.live is not None  # noqa: S101 - is_written
+        token = target.digest
+        if self._ask is not None:
+            # What the Pod has read may be another content than this, or than the last one of the same digest.
+            token += f".{config_map.live['metadata']['resourceVersion']}"
+        trouble = await self._touch_all(lacking, token)
+        return self._programming(proxy, memory, pods, lacking, files, target, trouble)
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a proxy that is gone."""
+        self._memories.pop(key, None)
+
+    def _memory(self, proxy: Object) -> Memory:
+        key, uid = key_of(proxy), proxy["metadata"]["uid"]
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memories[key] = Memory(uid)
+        return memory
+
+    def _serving(self, proxy: Object) -> list[Pod]:
+        pods = map(pod_of, self._store.indexed(POD, proxy["metadata"]["uid"]))
+        namespace = proxy["metadata"]["namespace"]
+        serving = (pod for pod in pods if pod.is_serving and pod.key.namespace == namespace)
+        return sorted(serving, key=lambda pod: pod.key)[:MAX_PODS]
+
+    async def _ask_all(self, proxy: Object, memory: Memory, pods: Sequence[Pod], files: Files, target: Files) -> None:
+        async def ask(pod: Pod, asked: Asked) -> None:
+            assert self._ask is not None  # noqa: S101 - the caller has looked
+            try:
+                answer = await self._ask(pod.ip)
+            except UnreachableError as error:
+                asked.failed(str(error), now_mono=self._mono())
+                return
+            refused = refused_file(asked.answer, answer, target)
+            asked.answered(answer)
+            if refused is not None and memory.previous and memory.refusal is None:
+                generation = proxy["metadata"]["generation"]
+                memory.refusal = Refusal(files.digest, generation, pod.key.name, refused, dict(memory.previous))
+                log.warning("configuration_refused", proxy=str(key_of(proxy)), pod=pod.key.name, file=refused)
+
+        now_mono = self._mono()
+        async with anyio.create_task_group() as tasks:
+            for pod in pods:
+                asked = memory.asked.setdefault(pod.uid, Asked())
+                if asked.again_at_mono <= now_mono:
+                    tasks.start_soon(ask, pod, asked)
+
+    async def _touch_all(self, pods: Sequence[Pod], token: str) -> str | None:
+        """Touch the Pods that do not carry ``token`` yet; returns what kept one from it."""
+        troubles: list[str] = []
+
+        async def touch(pod: Pod) -> None:
+            annotations = {ANNOTATION_CONFIGURATION: token}
+            patch = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+            try:
+                live = await self._cluster.merge_patch(POD, pod.key, patch, subresource="status")
+            except (ConflictError, NotFoundError):
+                return  # this Pod is gone, and its successor starts with the new files
+            except OperatorError as error:
+                troubles.append(f"Pod {pod.key.name} can't be touched: {error}")
+                return
+            self._on_write(POD, Outcome.CONFIGURED)
+            self._store.learn(POD, live)
+
+        async with anyio.create_task_group() as tasks:
+            for pod in pods:
+                if pod.configuration != token:
+                    tasks.start_soon(touch, pod)
+        return troubles[0] if troubles else None
+
+    def _programming(
+        self,
+        proxy: Object,
+        memory: Memory,
+        pods: Sequence[Pod],
+        lacking: Sequence[Pod],
+        files: Files,
+        target: Files,
+        trouble: str | None,
+    ) -> Programming:
+        if self._ask is None:
+            wait_s = None if target.digest == files.digest else memory.begin_round(target)
+            return replace(_NOT_ASKED, requeue_after_s=wait_s)
+        refusal = memory.refusal
+        if refusal is not None and refusal.generation == proxy["metadata"]["generation"]:
+            message = (
+                f"Envoy in Pod {refusal.pod} refuses {refusal.file}; what was loaded before goes on serving. Why: "
+                f"kubectl logs -n {proxy['metadata']['namespace']} {refusal.pod}"
+            )
+            is_taken_back = target.digest != files.digest and not lacking
+            wait_s = None if is_taken_back else 0.0 if target.digest == files.digest else memory.begin_round(target)
+            return Programming(
+                is_true=False,
+                reason="ConfigurationRefused",
+                message=message,
+                requeue_after_s=wait_s,
+                needs_user_action=True,
+            )
+        if lacking:
+            return self._lacking(memory, lacking, target, trouble)
+        if target.digest != files.digest:
+            return Programming(
+                is_true=False,
+                reason="Loading",
+                message="old and new backends are loaded; the next step follows",
+                requeue_after_s=0.0,
+            )
+        memory.previous.clear()
+        memory.waiting = None
+        older = [pod for pod in pods if pod.revision != files.revision]
+        if older:
+            message = f"Pod {older[0].key.name} serves with listeners of an older template"
+            return Programming(is_true=False, reason="OlderPodServes", message=message)
+        return _LOADED
+
+    def _lacking(self, memory: Memory, lacking: Sequence[Pod], target: Files, trouble: str | None) -> Programming:
+        """The answer while some Pods lack the files, or have not said that they have them."""
+        silent = [(pod, memory.asked[pod.uid]) for pod in lacking if memory.asked[pod.uid].error is not None]
+        wait_s = memory.begin_round(target)
+        if len(silent) == len(lacking):
+            pod, asked = silent[0]
+            again_s = max(0.1, min(each.again_at_mono for _, each in silent) - self._mono())
+            message = f"Pod {pod.key.name} can't be asked at {pod.ip}: {asked.error}"
+            return Programming(is_true=None, reason="PodUnreachable", message=message, requeue_after_s=again_s)
+        waiting = [pod for pod in lacking if memory.asked[pod.uid].error is None]
+        message = f"Pod {waiting[0].key.name} has not loaded the configuration yet, of {len(waiting)}"
+        if trouble is not None:
+            message += f"; {trouble}; without that it takes up to 90 s"
+        return Programming(is_true=False, reason="Loading", message=message, requeue_after_s=wait_s)
+
+
+def _own_texts(proxy: Object, config_map: Object | None) -> dict[str, str]:
+    """The texts of a ConfigMap of ``proxy`` that no other writer has changed."""
+    if config_map is None or controller_uid(config_map) != proxy["metadata"]["uid"]:
+        return {}
+    owned = fields_of(config_map).get("f:data", {})
+    return {name: text for name, text in (config_map.get("data") or {}).items() if f"f:{name}" in owned}

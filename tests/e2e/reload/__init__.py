@@ -1,0 +1,1 @@
+"""A running proxy takes another configuration: on a real node, with the operator where it reaches Pods."""

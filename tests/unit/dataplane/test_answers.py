@@ -1,0 +1,58 @@
+"""What an Envoy says it has loaded, and what is no answer of one."""
+
+import pytest
+
+from operator_app.dataplane.answers import parsed
+
+TEXT = """\
+cluster_manager.cds.version_text: "sha256:1"
+listener_manager.lds.version_text: "sha256:2"
+http.listener/web.rds.listener/web.version_text: ""
+cluster_manager.cds.update_failure: 1
+cluster_manager.cds.update_rejected: 2
+cluster_manager.warming_clusters: 0
+listener_manager.total_listeners_warming: 0
+something.else: 7
+"""
+
+
+def test_an_answer_has_versions_and_refusals() -> None:
+    """Versions by the prefix of their statistics; what was refused and what could not be read count together."""
+    answer = parsed(TEXT)
+    assert answer.versions == {
+        "cluster_manager.cds": "sha256:1",
+        "listener_manager.lds": "sha256:2",
+        "http.listener/web.rds.listener/web": "",
+    }
+    assert answer.refusals == {"cluster_manager.cds": 3}
+    assert answer.warming == 0
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ({}, True),
+        ({"cluster_manager.cds": "sha256:1"}, True),
+        ({"cluster_manager.cds": "sha256:1", "http.of.a.listener.that.it.does.not.have": "sha256:9"}, True),
+        ({"cluster_manager.cds": "sha256:9"}, False),
+        ({"http.listener/web.rds.listener/web": "sha256:3"}, False),
+    ],
+    ids=str,
+)
+def test_what_is_loaded_is_compared_with_what_should_be(versions: dict[str, str], *, expected: bool) -> None:
+    """Of the files that this Envoy reads: an older one does not have those of a new listener."""
+    assert parsed(TEXT).has(versions) is expected
+
+
+@pytest.mark.parametrize("what", ["warming_clusters: 0", "total_listeners_warming: 0"])
+def test_what_is_warming_is_not_loaded_yet(what: str) -> None:
+    """A cluster whose names are not resolved answers nothing."""
+    answer = parsed(TEXT.replace(what, what.replace("0", "1")))
+    assert not answer.has({"cluster_manager.cds": "sha256:1"})
+
+
+@pytest.mark.parametrize("text", ["", "<html>", "a: b\n", "cluster_manager.warming_clusters: many\n"], ids=repr)
+def test_anything_else_is_no_answer(text: str) -> None:
+    """A page of somebody else at that address does not count as loaded."""
+    with pytest.raises(ValueError, match=r"."):
+        parsed(text)

@@ -1,0 +1,366 @@
+"""Files arrive in Pods, which say so: who is asked, who is touched, what is told. Envoys are modelled."""
+
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operator_app.api.kinds import CONFIG_MAP, POD, Key, Kind, Object
+from operator_app.api.models import parse_spec
+from operator_app.apply import Result
+from operator_app.dataplane.answers import Answer
+from operator_app.dataplane.asking import UnreachableError
+from operator_app.dataplane.memory import STEP_TIMEOUT_S, UNREACHABLE_WAITS_S
+from operator_app.dataplane.plane import DataPlane
+from operator_app.desired import children
+from operator_app.envoy.files import CLUSTERS_FILE, Files, rendered, version_of
+from operator_app.results import Outcome, Problem, Programming
+from tests.unit.dataplane.pod_objects import pod
+from tests.unit.scripted_api import ScriptedApi, components, refused_by_policy
+
+pytestmark = pytest.mark.anyio
+
+KEY = Key("team-a", "web")
+_VERSIONS = itertools.count(100)
+
+
+def proxy(*backends: str, generation: int = 1) -> Object:
+    """A proxy with a route to each of these backends."""
+    routes = [{"backend": name, "match": {"pathPrefix": f"/{name}"}} for name in backends]
+    spec = {
+        "listeners": [{"name": "http", "port": 80, "routes": routes}],
+        "backends": [{"name": name, "endpoints": [{"host": "10.0.0.7", "port": 80}]} for name in backends],
+    }
+    metadata = {"namespace": KEY.namespace, "name": KEY.name, "uid": "proxy-uid", "generation": generation}
+    return {"apiVersion": "edge.operator-app.dev/v1alpha1", "kind": "EnvoyProxy", "metadata": metadata, "spec": spec}
+
+
+def files_of(obj: Object) -> Files:
+    """What a proxy declares."""
+    return rendered(parse_spec(obj))
+
+
+@dataclass
+class Envoy:
+    """One Pod's Envoy: what it has loaded, and what it does with the next files."""
+
+    versions: dict[str, str]
+    refuses: str = ""
+    refusals: dict[str, int] = field(default_factory=dict)
+    is_silent: bool = False
+    warming: int = 0
+    asked: int = 0
+
+    def read(self, files: Files) -> None:
+        """Load the files, but for the one that it refuses."""
+        for stat, name in files.names.items():
+            if name == self.refuses and self.versions.get(stat) != files.versions[stat]:
+                self.refusals[stat] = self.refusals.get(stat, 0) + 1
+            else:
+                self.versions[stat] = files.versions[stat]
+
+
+class World:
+    """A proxy with Pods, its ConfigMap, and a clock."""
+
+    def __init__(self, api: ScriptedApi, is_asking: bool) -> None:  # noqa: FBT001 - of one fixture
+        self.api = api
+        self.now_mono = 100.0
+        self.envoys: dict[str, Envoy] = {}
+        self.config_map: Object | None = None
+        self.version = 10
+        self.is_asking = is_asking
+        self.plane: DataPlane
+        self.writes: list[Kind] = []
+
+    async def ask(self, ip: str) -> Answer:
+        """One question."""
+        envoy = self.envoys[ip]
+        envoy.asked += 1
+        if envoy.is_silent:
+            raise UnreachableError("no route to host")
+        return Answer(dict(envoy.versions), dict(envoy.refusals), envoy.warming)
+
+    def store_files(self, obj: Object, files: Files) -> Outcome:
+        """Give the ConfigMap these files, owned by the operator; returns what became of it."""
+        child = children(obj, parse_spec(obj), default_image="x", files=files)[CONFIG_MAP]
+        if self.config_map is not None and child["data"] == self.config_map["data"]:
+            return Outcome.UNCHANGED
+        self.version += 1
+        owned: Object = {"f:data": {f"f:{name}": {} for name in child["data"]}}
+        entry = {"manager": "operator-app", "operation": "Apply", "apiVersion": "v1", "fieldsV1": owned}
+        child["metadata"] |= {"resourceVersion": str(self.version), "managedFields": [entry]}
+        self.config_map = deepcopy(child)
+        return Outcome.CONFIGURED
+
+    async def reconcile(self, obj: Object, problem: Problem | None = None, *, is_resync: bool = False) -> Programming:
+        """One reconcile as far as files and Pods go."""
+        files = files_of(obj)
+        target = self.plane.next_step(obj, {CONFIG_MAP: self.config_map})(files)
+        outcome = Outcome.SKIPPED if problem else self.store_files(obj, target)
+        self.target = target
+        result = Result(CONFIG_MAP, KEY, outcome, self.config_map, problem=problem)
+        return await self.plane.program(obj, files, target, result, is_resync=is_resync)
+
+    def deliver(self) -> None:
+        """Let every kubelet bring the ConfigMap's files to its Pod's Envoy."""
+        for envoy in self.envoys.values():
+            envoy.read(self.target)
+
+    @property
+    def touches(self) -> int:
+        """How often a Pod was touched."""
+        return len(self.writes)
+
+
+def touched(name: str, ip: str, revision: str) -> Any:  # noqa: ANN401 - a function of the script
+    """The API server's answer to a touch."""
+
+    def answer(body: Object) -> tuple[int, Object]:
+        assert body["metadata"]["uid"] == name
+        assert set(body) == {"metadata"}
+        (value,) = body["metadata"]["annotations"].values()
+        return 200, pod(name, ip=ip, revision=revision, configuration=value, resourceVersion=str(next(_VERSIONS)))
+
+    return answer
+
+
+@asynccontextmanager
+async def world(
+    folder: Path, obj: Object, *, pods: int = 1, touches: int = 0, is_asking: bool = True, **changes: Any
+) -> AsyncGenerator[World]:
+    """A proxy whose Pods have loaded what ``obj`` declares; ``touches`` are expected after that."""
+    files = files_of(obj)
+    names = {f"web-{n}": f"10.0.0.{n}" for n in range(1, pods + 1)}
+    known = [
+        (
+            POD,
+            pod(
+                name,
+                ip=ip,
+                revision=changes.get("revision", files.revision),
+                configuration=changes.get("configuration", ""),
+            ),
+        )
+        for name, ip in names.items()
+    ]
+    api = ScriptedApi()
+    for _ in range(touches // pods):
+        api.add(
+            [
+                (
+                    "patch Pod/status",
+                    lambda body: touched(body["metadata"]["uid"], names[body["metadata"]["uid"]], files.revision)(body),
+                )
+            ]
+            * pods
+        )
+    async with components(api, folder, *known) as own:
+        found = World(api, is_asking)
+        found.envoys = {ip: Envoy(dict(files.versions)) for ip in names.values()}
+        found.plane = DataPlane(
+            own.cluster,
+            own.store,
+            found.ask if is_asking else None,
+            on_write=lambda kind, _outcome: found.writes.append(kind),
+            mono=lambda: found.now_mono,
+        )
+        found.store_files(obj, files)
+        yield found
+
+
+LOADED = ("Loaded", True, None)
+
+
+def told(found: Programming) -> tuple[str, bool | None, float | None]:
+    """Reason, status and when to look again."""
+    return found.reason, found.is_true, found.requeue_after_s
+
+
+async def test_pods_that_have_loaded_it_are_asked_once_and_never_touched(tmp_path: Path) -> None:
+    """After a restart of the operator each Pod is asked; then nobody is, until a resync."""
+    async with world(tmp_path, proxy("a"), pods=3) as it:
+        for _ in range(3):
+            assert told(await it.reconcile(proxy("a"))) == LOADED
+        assert [each.asked for each in it.envoys.values()] == [1, 1, 1]
+        await it.reconcile(proxy("a"), is_resync=True)
+        assert [each.asked for each in it.envoys.values()] == [2, 2, 2]
+        assert it.touches == 0
+
+
+async def test_an_edit_of_a_route_is_one_write_and_one_touch_a_pod(tmp_path: Path) -> None:
+    """Pods that lack it are touched at once and looked at again soon, until they have it."""
+    edited = proxy("b", "a", generation=2)
+    async with world(tmp_path, proxy("a", "b"), pods=2, touches=2) as it:
+        await it.reconcile(proxy("a", "b"))
+        found = await it.reconcile(edited)
+        assert (found.reason, found.is_true) == ("Loading", False)
+        assert found.requeue_after_s is not None
+        assert found.requeue_after_s < 1
+        assert it.touches == 2
+        again = await it.reconcile(edited)
+        assert (again.reason, it.touches) == ("Loading", 2), "touched once for this content"
+        it.deliver()
+        assert told(await it.reconcile(edited)) == LOADED
+        assert it.version == 12, "one write"
+
+
+async def test_another_backend_is_made_before_the_old_one_is_broken(tmp_path: Path) -> None:
+    """Clusters, routes, end of the old cluster: each after every Pod has the one before, in three writes."""
+    edited = proxy("b", generation=2)
+    async with world(tmp_path, proxy("a"), touches=3) as it:
+        await it.reconcile(proxy("a"))
+        reasons = []
+        for _ in range(12):
+            found = await it.reconcile(edited)
+            reasons.append(found.reason)
+            if found.reason == "Loaded":
+                break
+            it.deliver()
+        assert reasons[-1] == "Loaded"
+        assert (it.version, it.touches) == (14, 3)
+        assert it.config_map is not None
+        assert it.config_map["data"] == files_of(edited).texts
+
+
+async def test_a_step_that_a_pod_never_takes_is_waited_for_within_a_bound(tmp_path: Path) -> None:
+    """A backend that does not resolve keeps the next step for ``STEP_TIMEOUT_S``, and no longer."""
+    edited = proxy("a", "b", generation=2)
+    async with world(tmp_path, proxy("a"), touches=2) as it:
+        await it.reconcile(proxy("a"))
+        await it.reconcile(edited)
+        it.deliver()
+        it.envoys["10.0.0.1"].warming = 1
+        for _ in range(2):
+            await it.reconcile(edited)
+            assert it.target.texts != files_of(edited).texts
+        it.now_mono += STEP_TIMEOUT_S
+        await it.reconcile(edited)
+        assert it.target.texts == files_of(edited).texts
+
+
+@pytest.mark.parametrize("file", [CLUSTERS_FILE, "rds-http.json"])
+async def test_what_an_envoy_refuses_is_taken_back(file: str, tmp_path: Path) -> None:
+    """One Pod of two refuses a file: all that was there before returns, and stays until the declaration changes."""
+    edited = proxy("b", "a", generation=2)
+    edited["spec"]["backends"][0]["endpoints"][0]["port"] = 81
+    before = proxy("a", "b")
+    async with world(tmp_path, before, pods=2, touches=4) as it:
+        await it.reconcile(before)
+        await it.reconcile(edited)
+        it.envoys["10.0.0.2"].refuses = file
+        it.deliver()
+        found = await it.reconcile(edited)
+        assert told(found) == ("ConfigurationRefused", False, 0.0)
+        assert found.needs_user_action
+        assert f"Pod web-2 refuses {file}" in found.message
+
+        await it.reconcile(edited)
+        assert it.target.texts == files_of(before).texts
+        it.deliver()
+        assert told(await it.reconcile(edited)) == ("ConfigurationRefused", False, None)
+        version = it.version
+        assert told(await it.reconcile(edited)) == ("ConfigurationRefused", False, None)
+        assert it.version == version, "nothing more is written"
+
+        it.envoys["10.0.0.2"].refuses = ""
+        other = deepcopy(before) | {"metadata": before["metadata"] | {"generation": 3}}
+        assert told(await it.reconcile(other)) == LOADED
+
+
+async def test_a_pod_that_cannot_be_asked_is_told_and_asked_ever_more_rarely(tmp_path: Path) -> None:
+    """It is touched like the others, since it may lack the files, and holds up nobody."""
+    async with world(tmp_path, proxy("a"), pods=1, touches=1) as it:
+        envoy = it.envoys["10.0.0.1"]
+        envoy.is_silent = True
+        found = await it.reconcile(proxy("a"))
+        assert told(found) == ("PodUnreachable", None, UNREACHABLE_WAITS_S[0])
+        assert "Pod web-1 can't be asked at 10.0.0.1: no route to host" in found.message
+        await it.reconcile(proxy("a"))
+        assert (envoy.asked, it.touches) == (1, 1)
+        for wait_s in UNREACHABLE_WAITS_S[1:]:
+            it.now_mono += it_waits(found)
+            found = await it.reconcile(proxy("a"))
+            assert found.requeue_after_s == pytest.approx(wait_s)
+        envoy.is_silent = False
+        it.now_mono += it_waits(found)
+        assert told(await it.reconcile(proxy("a"))) == LOADED
+
+
+def it_waits(found: Programming) -> float:
+    """When to look again."""
+    assert found.requeue_after_s is not None
+    return found.requeue_after_s
+
+
+async def test_where_nobody_is_asked_each_pod_is_touched_once_for_each_content(tmp_path: Path) -> None:
+    """The status says that it is not known; a change that needs steps takes them by time."""
+    edited = proxy("a", "b", generation=2)
+    async with world(tmp_path, proxy("a"), touches=3, is_asking=False) as it:
+        for _ in range(2):
+            assert told(await it.reconcile(proxy("a"))) == ("NotAsked", None, None)
+        assert it.touches == 1
+        found = await it.reconcile(edited)
+        assert (found.reason, it.touches) == ("NotAsked", 2)
+        assert found.requeue_after_s is not None
+        await it.reconcile(edited)
+        it.now_mono += STEP_TIMEOUT_S
+        assert told(await it.reconcile(edited)) == ("NotAsked", None, None)
+        assert (it.version, it.touches) == (13, 3)
+
+
+async def test_without_a_serving_pod_nothing_waits(tmp_path: Path) -> None:
+    """The declared files are stored at once, and it is said that no proxy serves."""
+    async with world(tmp_path, proxy("a"), pods=0 + 1) as it:
+        it.plane._store.forget(POD, pod())
+        edited = proxy("b", generation=2)
+        assert told(await it.reconcile(edited)) == ("NoServingPod", False, None)
+        assert it.config_map is not None
+        assert it.config_map["data"] == files_of(edited).texts
+
+
+async def test_a_pod_of_an_older_template_keeps_it_from_being_programmed(tmp_path: Path) -> None:
+    """It has listeners of its own; when it goes is an event of its Deployment."""
+    async with world(tmp_path, proxy("a"), revision="older") as it:
+        assert told(await it.reconcile(proxy("a"))) == ("OlderPodServes", False, None)
+
+
+async def test_nobody_is_touched_for_what_is_not_stored(tmp_path: Path) -> None:
+    """While another writer keeps the ConfigMap, or the proxy is paused, Pods stay as they are."""
+    async with world(tmp_path, proxy("a")) as it:
+        found = await it.reconcile(proxy("a", "b", generation=2), Problem("Paused", "paused", ends_with_event=True))
+        assert told(found) == ("ConfigMapNotReady", False, None)
+        assert it.touches == 0
+
+
+async def test_a_pod_that_may_not_be_touched_is_told(tmp_path: Path) -> None:
+    """Without the right, files arrive when the kubelet looks by itself; the reason is in the status."""
+    edited = proxy("b", "a", generation=2)
+    async with world(tmp_path, proxy("a", "b")) as it:
+        await it.reconcile(proxy("a", "b"))
+        it.api.add(("patch Pod/status", refused_by_policy(422, "no touching")))
+        found = await it.reconcile(edited)
+        assert found.reason == "Loading"
+        assert "no touching" in found.message
+        it.deliver()
+        assert told(await it.reconcile(edited)) == LOADED
+
+
+async def test_a_repaired_config_map_is_asked_for_again(tmp_path: Path) -> None:
+    """A drift may have reached an Envoy before its repair: each write has every Pod asked."""
+    async with world(tmp_path, proxy("a"), touches=1) as it:
+        await it.reconcile(proxy("a"))
+        assert it.config_map is not None
+        it.config_map["data"][CLUSTERS_FILE] = "{}"
+        it.config_map["metadata"]["managedFields"][0]["fieldsV1"]["f:data"].pop(f"f:{CLUSTERS_FILE}")
+        it.envoys["10.0.0.1"].versions["cluster_manager.cds"] = "sha256:0"
+        found = await it.reconcile(proxy("a"))
+        assert (found.reason, it.touches) == ("Loading", 1)
+        assert version_of(it.config_map["data"][CLUSTERS_FILE]) == files_of(proxy("a")).versions["cluster_manager.cds"]
+        it.deliver()
+        assert told(await it.reconcile(proxy("a"))) == LOADED
