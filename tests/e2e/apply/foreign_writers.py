@@ -132,7 +132,7 @@ REPLACED: Final[Mapping[Kind, Mapping[str, list[Object]]]] = {
             ("port renumbered", "containers/0/ports/0/containerPort", 10081),
         )
     },
-    CONFIG_MAP: {"all data": [{"op": "replace", "path": "/data", "value": {"envoy.json": "{}"}}]},
+    CONFIG_MAP: {"all data": [{"op": "replace", "path": "/data", "value": {"cds.json": "{}"}}]},
 }
 """Edits that put something foreign where it excludes a declared field, so that the API server refuses our apply."""
 

@@ -207,7 +207,7 @@ async def test_an_old_generation_does_not_replace_a_newer_record(
 
 
 DRIFT: dict[Kind, Object] = {
-    CONFIG_MAP: {"data": {"envoy.json": "{}"}},
+    CONFIG_MAP: {"data": {"cds.json": "{}"}},
     DEPLOYMENT: {"spec": {"replicas": 7}},
     SERVICE: {"spec": {"selector": {"app": "other"}}},
 }

@@ -136,7 +136,7 @@ def test_a_busy_cluster_gives_no_false_alarm(admin: Kube, namespace: str, operat
                 number += 1
                 admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": number % 100}})
                 admin.patch(SERVICE, child_key(key), {"metadata": {"annotations": {"example.com/n": str(number)}}})
-                admin.patch(CONFIG_MAP, child_key(key), {"data": {"envoy.json": str(number)}})
+                admin.patch(CONFIG_MAP, child_key(key), {"data": {"cds.json": str(number)}})
             admin.delete(ENVOY_PROXY, key, propagation="Foreground")
             admin.wait_gone(ENVOY_PROXY, key, timeout_s=30)
 

@@ -63,7 +63,7 @@ def test_existing_children_are_not_reconciled_yet(
     running_operator.stop()
 
     admin.patch(SERVICE, child, {"spec": {"selector": {"app": "other"}}})
-    admin.patch(CONFIG_MAP, child, {"data": {"envoy.json": "{}"}})
+    admin.patch(CONFIG_MAP, child, {"data": {"cds.json": "{}"}})
     admin.delete(DEPLOYMENT, child)
     admin.wait_gone(DEPLOYMENT, child)
     edit = {"registration": {"hostname": f"{namespace}.example.com"}, "replicas": 2}
