@@ -9,7 +9,16 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
+from operator_app.api.kinds import (
+    CHILD_KINDS,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+    Key,
+    Object,
+)
 from operator_app.desired import child_key
 from operator_app.ssa.fields import fields_of
 from tests.e2e.controlplane import AuditLog
@@ -86,8 +95,9 @@ def test_existing_children_are_not_reconciled_yet(
     assert version(reconciled[0]) > max(repaired, deployment_at)
     writes = [each for each in audit.writes(OPERATOR_USER, mark) if each.namespace == namespace]
     order = [(each.resource, each.subresource) for each in writes]
-    assert set(order[:3]) == {(kind.plural, "") for kind in CHILD_KINDS}
-    assert order[3] == (ENVOY_PROXY.plural, "status")
+    # Two replicas bring a disruption budget along.
+    assert set(order[:4]) == {(kind.plural, "") for kind in (*CHILD_KINDS, POD_DISRUPTION_BUDGET)}
+    assert order[4] == (ENVOY_PROXY.plural, "status")
     assert not drift_of(admin, key)
     assert_one_of_everything(admin, key)
 
