@@ -34,7 +34,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.api.models import METRICS_PORT, READINESS_PORT, EnvoyProxySpec, Listener, Resources
 from operator_app.api.quantity import canonical, value_of
-from operator_app.envoy import clusters, drain, internal
+from operator_app.envoy import clusters, drain, internal, tls
 from operator_app.envoy.files import MAX_BYTES, Files, is_file, rendered
 from operator_app.envoy.messages import CONFIG_DIRECTORY
 from operator_app.pod_placement import pod_placement
@@ -235,12 +235,10 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: 
         "containers": [_container(f"{metadata['namespace']}/{metadata['name']}", spec, files, default_image)],
         "volumes": [
             {"name": "config", "configMap": {"name": metadata["name"] + SUFFIX}},
+            *(_secret_volume(_ca_volume(each), each, clusters.CA_KEY) for each in _ca_secrets(spec)),
             *(
-                {
-                    "name": _ca_volume(each),
-                    "secret": {"secretName": each, "items": [{"key": clusters.CA_KEY, "path": clusters.CA_KEY}]},
-                }
-                for each in _ca_secrets(spec)
+                _secret_volume(_tls_volume(each), each, tls.CERTIFICATE_KEY, tls.PRIVATE_KEY_KEY)
+                for each in tls.certificate_secrets(spec.listeners)
             ),
         ],
         **pod_placement(spec, _own_selector(proxy)),
@@ -300,6 +298,10 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_im
                 {"name": _ca_volume(each), "mountPath": clusters.ca_directory(each), "readOnly": True}
                 for each in _ca_secrets(spec)
             ),
+            *(
+                {"name": _tls_volume(each), "mountPath": tls.tls_directory(each), "readOnly": True}
+                for each in tls.certificate_secrets(spec.listeners)
+            ),
         ],
     }
     resources = _resources(spec.resources)
@@ -309,8 +311,17 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_im
 
 
 def _ca_secrets(spec: EnvoyProxySpec) -> list[str]:
-    """The Secrets with the authorities of backends."""
-    return sorted({each.tls.ca_secret_name for each in spec.backends if each.tls and each.tls.ca_secret_name})
+    """The Secrets with the authorities of backends and of clients."""
+    backends = {each.tls.ca_secret_name for each in spec.backends if each.tls and each.tls.ca_secret_name}
+    return sorted(backends | set(tls.client_ca_secrets(spec.listeners)))
+
+
+def _secret_volume(name: str, secret: str, *keys: str) -> Object:
+    return {"name": name, "secret": {"secretName": secret, "items": [{"key": key, "path": key} for key in keys]}}
+
+
+def _tls_volume(secret: str) -> str:
+    return f"tls-{tls.tls_directory(secret).rpartition('/')[2]}"
 
 
 def _ca_volume(secret: str) -> str:

@@ -59,6 +59,7 @@ REFUSED: Final[Hostile] = {
     "a path upwards": ((*MATCH, "pathPrefix"), "/a/../b"),
     "a Service of another namespace": ((*BACKEND, "service"), {"name": "app.team-b", "port": 80}),
     "endpoints beside a Service": ((*BACKEND, "service"), {"name": "app", "port": 80}),
+    "a certificate outside of the namespace": ((*LISTENER, "tls"), {"secretName": "../../kube-system/tls"}),
     "a CA outside of the namespace": ((*BACKEND, "tls", "caSecretName"), "../../kube-system/ca"),
     "a server name with a pattern": ((*BACKEND, "tls", "serverName"), "*"),
     "every endpoint ejected": ((*BACKEND, "outlierDetection", "maxEjectedPercent"), 100),

@@ -19,6 +19,18 @@ class Hsts(ApiModel):
     """Whether it holds for all names below the host. Left out: false."""
 
 
+class ListenerTls(ApiModel):
+    """Speaks TLS 1.2 and 1.3 to clients (Mozilla's intermediate profile), and HTTP/2 with those who ask for it."""
+
+    secret_name: Subdomain
+    """Secret of the namespace with the certificate chain under the key tls.crt and its key under tls.key, as
+    cert-manager makes it. New Pods start once it exists; a renewed certificate is served without a restart."""
+
+    client_ca_secret_name: Annotated[Subdomain | None, Field(alias="clientCASecretName")] = None
+    """Secret of the namespace with the certificates of authorities under the key ca.crt. Clients must then have a
+    certificate of one of them. Left out: clients need none."""
+
+
 class ListenerLimits(ApiModel):
     """Bounds of what clients may use of a listener."""
 

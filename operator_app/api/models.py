@@ -23,6 +23,7 @@ from operator_app.api.connections import (
     HealthCheck,
     Hsts,
     ListenerLimits,
+    ListenerTls,
     LoadBalancing,
     OutlierDetection,
 )
@@ -190,6 +191,9 @@ class Listener(ApiModel):
 
     protocol: Protocol = Protocol.HTTP
     """HTTP routes each request by host and path; TCP hands each connection to one backend. Left out: HTTP."""
+
+    tls: ListenerTls | None = None
+    """Speaks TLS to clients, with a certificate from a Secret. Left out: plain text."""
 
     https_redirect: Annotated[bool, Field(strict=True)] = False
     """Answers requests by plain HTTP with a redirect (301) to the same place by HTTPS. Left out: false."""

@@ -12,12 +12,15 @@ file                       content                                        read b
 ``lds-<revision>.json``    listeners, without a route                     after each change; replaces a listener that
                                                                           has changed, with its connections
 ``rds-<listener>.json``    routes of one HTTP listener                    after each change; touches no connection
+``sds-….json``             where the certificate of one Secret is         never changes; the certificate itself is
+                           mounted                                        read from the mount, after each change
 ``cds.json``               clusters, one for each backend and for each    after each change; replaces a cluster that
                            TCP listener                                   has changed, running requests finish
 =========================  =============================================  ==========================================
 
-The *revision* names what a running Pod can't follow: the bootstrap, and the ports that its container and the Service
-know. Pods of two revisions run beside each other during a rollout, each with its own listeners and the same routes.
+The *revision* names what a running Pod can't follow: the bootstrap, the ports that its container and the Service know,
+and the Secrets that are mounted. Pods of two revisions run beside each other during a rollout, each with its own
+listeners and the same routes.
 
 Equal specs render to equal texts: they depend on no clock, host or random number, and not on the order of listeners and
 backends, which are maps keyed by name. Each resource file carries the hash of its content as its version, and Envoy
@@ -32,7 +35,7 @@ from hashlib import sha256
 from typing import Final
 
 from operator_app.api.models import EnvoyProxySpec, Protocol
-from operator_app.envoy import internal
+from operator_app.envoy import internal, tls
 from operator_app.envoy.bootstrap import bootstrap
 from operator_app.envoy.clusters import cluster
 from operator_app.envoy.listeners import listener, listener_name, route_configuration, routes_file, virtual_hosts_bytes
@@ -55,7 +58,9 @@ _ROUTES: Final = _API + "route.v3.RouteConfiguration"
 _VERSION: Final = re.compile(r'"version_info": ?"([^"\\]*)"')
 """Inside a string of a spec the quotes are escaped, so it can't look like this."""
 
-_FILE_NAME: Final = re.compile(r"envoy\.json|(envoy|lds)-[0-9a-f]{16}\.json|rds-.+\.json|cds\.json")
+_FILE_NAME: Final = re.compile(
+    r"envoy\.json|(envoy|lds)-[0-9a-f]{16}\.json|rds-.+\.json|sds-(tls|ca)-[0-9a-f]{12}\.json|cds\.json"
+)
 """Every name that a file has or had; ``envoy.json`` is the whole configuration of older versions of the operator."""
 
 
@@ -143,6 +148,8 @@ def rendered(spec: EnvoyProxySpec) -> Files:
         for name, text in compact.items():
             # What is encoded already is not encoded again, which takes long for large texts.
             texts[name] = f'{{"resources":{text},"version_info":"{versions[name]}"}}\n'
+    for name, document in tls.secret_files(spec.listeners).items():
+        texts[name] = json.dumps(document, indent=2, sort_keys=True) + "\n"
     size_bytes = sum(map(len, texts.values()))
     if size_bytes > MAX_BYTES:
         raise _too_large(size_bytes)
@@ -190,7 +197,8 @@ def _revision(spec: EnvoyProxySpec) -> str:
     """The hash of what a running Pod can't follow."""
     static = bootstrap(spec, listeners_file=_listeners_file(""), clusters_file=CLUSTERS_FILE)
     ports = sorted((each.name, each.container_port, each.protocol.value) for each in spec.listeners)
-    return text_hash(_json({"bootstrap": static, "ports": ports}))
+    secrets = [tls.certificate_secrets(spec.listeners), tls.client_ca_secrets(spec.listeners)]
+    return text_hash(_json({"bootstrap": static, "ports": ports, "secrets": secrets}))
 
 
 def _bootstrap_file(revision: str) -> str:

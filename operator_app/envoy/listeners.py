@@ -5,7 +5,7 @@ from typing import Final
 from operator_app.api.connections import ListenerLimits
 from operator_app.api.fields import duration_s
 from operator_app.api.models import Listener, Protocol
-from operator_app.envoy import routes
+from operator_app.envoy import routes, tls
 from operator_app.envoy.messages import (
     Message,
     extension,
@@ -43,6 +43,8 @@ def listener(declared: Listener, *, is_dual_stack: bool = False) -> Message:
         )
         filters.insert(0, limit)
     message = tcp_listener(name, declared.container_port, filters, is_dual_stack=is_dual_stack)
+    if declared.tls is not None:
+        message["filter_chains"][0]["transport_socket"] = tls.transport_socket(declared.tls, declared.protocol)
     if declared.proxy_protocol:
         message["listener_filters"] = [
             extension("envoy.filters.listener.proxy_protocol", "filters.listener.proxy_protocol.v3.ProxyProtocol")

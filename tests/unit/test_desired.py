@@ -311,6 +311,21 @@ def test_the_configuration_is_mounted_where_envoy_reads_it() -> None:
         assert read in config_map["data"]
 
 
+def test_each_secret_is_mounted_once_where_envoy_reads_it() -> None:
+    """Two listeners and a backend that name the same Secrets share the mounts, and only the named keys are there."""
+    spec = deepcopy(SPEC)
+    for each in spec["listeners"]:
+        each["tls"] = {"secretName": "shop-tls", "clientCASecretName": "partners"}
+    spec["backends"][0]["tls"] = {"serverName": "app.internal", "caSecretName": "partners"}
+    mounts = {each["name"]: each["mountPath"] for each in container(spec)["volumeMounts"]}
+    volumes = {each["name"]: each["secret"] for each in pod(spec)["volumes"] if "secret" in each}
+    keys = {secret["secretName"]: [each["key"] for each in secret["items"]] for secret in volumes.values()}
+    assert keys == {"shop-tls": ["tls.crt", "tls.key"], "partners": ["ca.crt"]}
+    texts = "".join(made(spec)[CONFIG_MAP]["data"].values())
+    for name, secret in volumes.items():
+        assert all(f'"{mounts[name]}/{each["key"]}"' in texts for each in secret["items"])
+
+
 def revision(spec: Object = SPEC) -> str:
     """The revision of the Pods of a proxy with this spec."""
     return rendered(parse_spec({"spec": spec})).revision

@@ -170,6 +170,7 @@ def test_required_fields() -> None:
         "": ["spec"],
         ".spec": ["listeners", "backends"],
         ".spec.listeners[]": ["name", "port", "routes"],
+        ".spec.listeners[].tls": ["secretName"],
         ".spec.listeners[].routes[].match.headers[]": ["name"],
         ".spec.listeners[].routes[].match.queryParams[]": ["name"],
         ".spec.listeners[].routes[].backends[]": ["name"],

@@ -90,13 +90,14 @@ def test_a_file_carries_the_hash_of_its_content() -> None:
         ([cases.http(), cases.tcp(), cases.http(name="more", port=8083)], False),
         ([cases.http()], False),
         ([cases.http(name="tcp", port=5432), cases.tcp(name="http", port=8080)], False),
+        ([cases.http() | {"tls": {"secretName": "shop-tls"}}, cases.tcp()], False),
     ],
-    ids=["route", "port of the Service", "port", "name", "one more", "one less", "protocol"],
+    ids=["route", "port of the Service", "port", "name", "one more", "one less", "protocol", "TLS"],
 )
 def test_the_revision_names_what_a_running_pod_can_not_follow(
     listeners: list[dict[str, object]], *, is_same: bool
 ) -> None:
-    """A changed route keeps the revision; the names, ports and protocols of listeners make another."""
+    """A changed route keeps the revision; the names, ports, protocols and Secrets of listeners make another."""
     before = rendered(cases.spec([cases.http(), cases.tcp()]))
     after = rendered(cases.spec(listeners))
     assert (after.revision == before.revision) is is_same

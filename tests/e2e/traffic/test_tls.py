@@ -1,0 +1,195 @@
+"""TLS of listeners, by handshakes with a running Envoy. No Kubernetes is needed."""
+
+import socket
+import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from operator_app.envoy.clusters import CA_DIRECTORY, ca_directory
+from operator_app.envoy.tls import CERTIFICATE_KEY, PRIVATE_KEY_KEY, TLS_DIRECTORY, tls_directory
+from tests.e2e.envoy.envoy_process import DEADLINE_S, NEEDS_ENVOY, EnvoyProcess, Mount, eventually
+from tests.e2e.traffic.servers import Server, ask, serving
+from tests.unit.envoy import cases
+
+pytestmark = [NEEDS_ENVOY, pytest.mark.traffic, pytest.mark.reload]
+
+NAME = "shop.test"
+
+
+class Secret:
+    """A mounted Secret with a certificate, that is replaced as a kubelet replaces one."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.mount = Mount(Path(tls_directory(name).replace(TLS_DIRECTORY, f"{directory}/mount-tls")))
+
+    def store(self, certificate: trustme.LeafCert, key: trustme.LeafCert | None = None) -> None:
+        """Replace certificate and key; ``key`` is the certificate whose key is stored, if it is another one."""
+        chain = b"".join(each.bytes() for each in certificate.cert_chain_pems)
+        private = (key or certificate).private_key_pem.bytes()
+        self.mount.swap({CERTIFICATE_KEY: chain.decode(), PRIVATE_KEY_KEY: private.decode()})
+
+
+@contextmanager
+def listening(
+    app: Server, certificate: trustme.LeafCert, client_authority: trustme.CA | None = None, **listener: Any
+) -> Iterator[tuple[EnvoyProcess, Secret]]:
+    """A running Envoy with a listener that speaks TLS beside one that does not, and the first one's Secret."""
+    tls = {"secretName": "shop-tls"} | ({"clientCASecretName": "partners"} if client_authority else {})
+    declared = [
+        cases.http({"backend": "app"}) | {"name": "https", "port": 443, "tls": tls} | listener,
+        cases.http({"backend": "app"}),
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        for each in ("tls", "ca"):
+            (Path(directory) / f"mount-{each}").mkdir()
+        secret = Secret(Path(directory), "shop-tls")
+        secret.store(certificate)
+        if client_authority is not None:
+            mounted = Mount(Path(ca_directory("partners").replace(CA_DIRECTORY, f"{directory}/mount-ca")))
+            mounted.swap({"ca.crt": client_authority.cert_pem.bytes().decode()})
+        with EnvoyProcess(cases.spec(declared, [app.declared()]), Path(directory)) as proxy:
+            yield proxy, secret
+
+
+@contextmanager
+def connected(
+    proxy: EnvoyProcess, authority: trustme.CA, *, client: trustme.LeafCert | None = None, **limits: Any
+) -> Iterator[ssl.SSLSocket]:
+    """A connection whose certificate was verified; ``limits`` are attributes of the client's context."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    context.set_alpn_protocols(limits.pop("alpn", ["http/1.1"]))
+    if client is not None:
+        client.configure_cert(context)
+    for name, value in limits.items():
+        setattr(context, name, value)
+    with (
+        socket.create_connection(("127.0.0.1", proxy.port("https")), DEADLINE_S) as plain,
+        context.wrap_socket(plain, server_hostname=NAME) as encrypted,
+    ):
+        yield encrypted
+
+
+def get(connection: ssl.SSLSocket, path: str = "/") -> bytes:
+    """The first bytes of the response to one request."""
+    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: {NAME}\r\n\r\n".encode())
+    return connection.recv(4096)
+
+
+def serial(proxy: EnvoyProcess, authority: trustme.CA) -> str:
+    """The serial number of the certificate that a new connection gets."""
+    with connected(proxy, authority) as connection:
+        found = connection.getpeercert()
+        assert found is not None
+        return str(found["serialNumber"])
+
+
+def is_refused(proxy: EnvoyProcess, authority: trustme.CA, client: trustme.LeafCert | None) -> bool:
+    """Whether a client gets no response. With TLS 1.3 the proxy's refusal arrives with the first bytes."""
+    try:
+        with connected(proxy, authority, client=client) as connection:
+            return get(connection) == b""
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def app() -> Iterator[Server]:
+    """A backend called app."""
+    with serving("app") as server:
+        yield server
+
+
+def test_tls_is_spoken_with_the_certificate_of_the_secret(app: Server) -> None:
+    """Requests are served, the backend is told that they came by HTTPS, and the other listener speaks plain text."""
+    authority = trustme.CA()
+    with listening(app, authority.issue_cert(NAME), httpsRedirect=True) as (proxy, _):
+        with connected(proxy, authority) as connection:
+            assert get(connection).startswith(b"HTTP/1.1 200")
+        assert app.requests[-1].values("x-forwarded-proto") == ["https"]
+        assert ask(proxy, "http", "/").status == 200
+
+
+@pytest.mark.parametrize(("offered", "chosen"), [(["h2", "http/1.1"], "h2"), (["http/1.1"], "http/1.1")])
+def test_http_2_is_offered(app: Server, offered: list[str], chosen: str) -> None:
+    """A client that knows HTTP/2 gets it, others get HTTP/1.1."""
+    authority = trustme.CA()
+    with (
+        listening(app, authority.issue_cert(NAME)) as (proxy, _),
+        connected(proxy, authority, alpn=offered) as connection,
+    ):
+        assert connection.selected_alpn_protocol() == chosen
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_current_versions_are_spoken(app: Server, version: ssl.TLSVersion) -> None:
+    """TLS 1.2 and 1.3, with ciphers of the intermediate profile."""
+    authority = trustme.CA()
+    with (
+        listening(app, authority.issue_cert(NAME)) as (proxy, _),
+        connected(proxy, authority, minimum_version=version, maximum_version=version) as connection,
+    ):
+        assert get(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_old_versions_are_refused(app: Server) -> None:
+    """TLS 1.1 ends with an alert of the proxy."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with pytest.warns(DeprecationWarning, match="TLSv1"):
+        context.minimum_version = ssl.TLSVersion.TLSv1
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with (
+        listening(app, authority.issue_cert(NAME)) as (proxy, _),
+        socket.create_connection(("127.0.0.1", proxy.port("https")), DEADLINE_S) as plain,
+        pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"),
+    ):
+        context.wrap_socket(plain)
+
+
+def test_a_renewed_certificate_is_served_without_a_lost_request(app: Server) -> None:
+    """New connections get the new certificate; an open one goes on."""
+    authority = trustme.CA()
+    with listening(app, authority.issue_cert(NAME)) as (proxy, secret), connected(proxy, authority) as kept:
+        before = serial(proxy, authority)
+        assert get(kept).startswith(b"HTTP/1.1 200")
+        for _ in range(3):  # three renewals in a row
+            secret.store(authority.issue_cert(NAME))
+        latest = authority.issue_cert(NAME)
+        secret.store(latest)
+        eventually(lambda: True if serial(proxy, authority) != before else None, "the new certificate")
+        for _ in range(20):
+            assert get(kept).startswith(b"HTTP/1.1 200")
+
+
+def test_a_key_that_does_not_fit_leaves_the_certificate_in_place(app: Server) -> None:
+    """A broken Secret changes nothing, no other listener is harmed, and once it is right again it is served."""
+    authority = trustme.CA()
+    with listening(app, authority.issue_cert(NAME)) as (proxy, secret):
+        before = serial(proxy, authority)
+        secret.store(authority.issue_cert(NAME), key=authority.issue_cert(NAME))
+        failed = "sds.certificate/shop-tls.key_rotation_failed"
+        eventually(lambda: True if f"{failed}: 0" not in proxy.admin(f"/stats?filter={failed}") else None, "a refusal")
+        assert serial(proxy, authority) == before
+        assert ask(proxy, "http", "/").status == 200
+        secret.store(authority.issue_cert(NAME))
+        eventually(lambda: True if serial(proxy, authority) != before else None, "the right certificate")
+
+
+def test_clients_need_a_certificate_of_the_named_authority(app: Server) -> None:
+    """With an authority of clients, who has no certificate of it is not served."""
+    authority, partners, strangers = trustme.CA(), trustme.CA(), trustme.CA()
+    with listening(app, authority.issue_cert(NAME), partners) as (proxy, _):
+        with connected(proxy, authority, client=partners.issue_cert("partner.test")) as connection:
+            assert get(connection).startswith(b"HTTP/1.1 200")
+        for client in (None, strangers.issue_cert("partner.test")):
+            assert is_refused(proxy, authority, client)
