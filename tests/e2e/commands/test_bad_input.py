@@ -190,7 +190,9 @@ def test_null_is_absence(namespace: str, create: Callable[[Object], Object], ref
     good = proxy(namespace=namespace)
     assert create(edited(good, ("spec", "replicas"), None))["spec"]["replicas"] == 1
     assert "image" not in create(edited(good, ("spec", "image"), None))["spec"]
-    assert "match" not in create(edited(good, api_cases.MATCH, None))["spec"]["listeners"][0]["routes"][0]
+    routes = [{"match": None, "backend": "app"}]
+    unmatched = create(edited(good, (*api_cases.LISTENER, "routes"), routes))
+    assert unmatched["spec"]["listeners"][0]["routes"] == [{"backend": "app"}]
     assert "Required value" in refusal(edited(good, (*api_cases.LISTENER, "port"), None))
 
 
