@@ -206,3 +206,13 @@ def test_a_token_is_not_valid_any_more_at_its_deadline() -> None:
     assert found == [True, False, True, True, False]
     token.end()
     assert not token.is_valid
+
+
+def test_a_refused_write_says_whose_right_has_run_out() -> None:
+    """That of a shard and its epoch, or of work that never had one; a new token is used by nobody yet."""
+    token = FencingToken(3, 7, until=1.0, clock=lambda: 2.0)
+    assert token.users == 0
+    with fencing.holding(token), pytest.raises(FencedError, match="shard 3 in epoch 7"):
+        fencing.check()
+    with fencing.holding(fencing.NO_TOKEN), pytest.raises(FencedError, match="work without a shard"):
+        fencing.check()
