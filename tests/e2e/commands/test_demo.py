@@ -97,7 +97,7 @@ def test_the_demo_shows_the_whole_promise() -> None:
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert demo.stderr == ""
     for line in (
-        r"Ready +True +Ready: reconciled, available and registered",
+        r"Ready +True +Ready: reconciled, available, registered and programmed",
         r"converged in \d+\.\d s with [1-9]\d* write requests by the operator",
         r"Deployment checkout-envoy: \{uid: ",
         r"hostname: checkout\.example\.com",

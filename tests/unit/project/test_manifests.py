@@ -29,16 +29,19 @@ OPERATOR_CLUSTER: Final = {
     ("", "configmaps", "watch"): "learn of drift",
     ("", "configmaps", "create"): "apply where it is absent",
     ("", "configmaps", "patch"): "apply",
+    ("", "configmaps", "delete"): "change owner references, when a child is adopted or orphaned",
     ("", "services", "get"): "the live read before a create",
     ("", "services", "list"): "start of a watch",
     ("", "services", "watch"): "learn of drift and of the address",
     ("", "services", "create"): "apply where it is absent",
     ("", "services", "patch"): "apply",
+    ("", "services", "delete"): "change owner references, when a child is adopted or orphaned",
     ("apps", "deployments", "get"): "the live read before a create",
     ("apps", "deployments", "list"): "start of a watch",
     ("apps", "deployments", "watch"): "learn of drift and of ready replicas",
     ("apps", "deployments", "create"): "apply where it is absent",
     ("apps", "deployments", "patch"): "apply",
+    ("apps", "deployments", "delete"): "change owner references, when a child is adopted or orphaned",
     **{
         (group, resource, verb): reason
         for group, resource in (
@@ -182,15 +185,11 @@ def test_the_operator_cannot_create_an_envoy_proxy() -> None:
 
 
 def test_all_kinds_of_children_can_be_written() -> None:
-    """The roles keep up with the code: each child kind can be listed, watched and applied, optional ones pruned.
-
-    What every proxy has is never deleted by the operator, so it can delete nobody's.
-    """
+    """The roles keep up with the code: each child kind can be listed, watched, applied, and pruned or given away."""
     granted = rights(manifest("ClusterRole"))
     for kind in kinds.ALL_CHILD_KINDS:
         verbs = {verb for group, resource, verb in granted if (group, resource) == (kind.group, kind.plural)}
-        pruned = {"delete"} if kind in kinds.OPTIONAL_CHILD_KINDS else set()
-        assert verbs == {"get", "list", "watch", "create", "patch"} | pruned
+        assert verbs == {"get", "list", "watch", "create", "patch", "delete"}
 
 
 def test_roles_are_bound_to_the_operators_account_alone() -> None:
