@@ -75,7 +75,7 @@ SELECTION: Final = (
     (FIRST, FaultKind.HANG, Point("apply", "Service")),
     (EDIT, FaultKind.UNAUTHORIZED, Point("apply", "ConfigMap")),
     (DELETION, FaultKind.FORBIDDEN, Point("delete", "ProxyRegistration")),
-    (RE_CREATION, FaultKind.NOT_FOUND, Point("apply", "ProxyRegistration", n=2)),
+    (RE_CREATION, FaultKind.NOT_FOUND, Point("apply", "ProxyRegistration")),
     (STRANGER, FaultKind.LOST_ANSWER, Point("apply", "Deployment")),
     (RIVAL, FaultKind.BROKEN, Point("apply", "Deployment")),
     (FIRST, FaultKind.INVALID, Point("apply", "Deployment")),
