@@ -136,6 +136,10 @@ bench-hostile: $(STAMP) ## Memory, event loop and another tenant's waits beside 
 bench-scale: $(STAMP) ## What N=1000 proxies of varied specs cost: start, resync, memory, event loop
 	@$(BIN)/python -m benchmarks.scale $(N)
 
+.PHONY: bench-converge
+bench-converge: $(STAMP) ## Make 300 proxies of 10 tenants, against a script that sends the same writes and decides nothing
+	@$(BIN)/python -m benchmarks.converge $(ARGS)
+
 .PHONY: bench-failover
 bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers
 	@$(BIN)/python -m benchmarks.failover $(ARGS)
