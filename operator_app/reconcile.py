@@ -426,7 +426,7 @@ class Reconciler:
     async def _prune(self, steps: "_Steps", wanted: Mapping[Kind, Object]) -> None:
         """Delete children of *this* proxy, by UID and by our own field ownership, that are declared no longer.
 
-        The other kinds are declared by every proxy, and go with it: the operator has no right to delete any of them.
+        The other kinds are declared by every proxy, and go with it by garbage collection.
         """
         for kind in OPTIONAL_CHILD_KINDS:
             for live in self._store.indexed(kind, steps.proxy["metadata"]["uid"]):
