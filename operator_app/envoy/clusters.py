@@ -7,7 +7,7 @@ from typing import Final
 from operator_app.api.connections import BackendProtocol, BackendTls, BalancingPolicy, OutlierDetection
 from operator_app.api.fields import duration_s
 from operator_app.api.models import Backend, Endpoint
-from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension
+from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension, typed
 
 CA_DIRECTORY: Final = "/etc/envoy-ca"
 """Below it, every Secret with authorities of backends has a directory of its own."""
@@ -109,9 +109,7 @@ def _http(backend: Backend) -> Message:
         return {}
     spoken = "http_protocol_options" if backend.protocol is BackendProtocol.HTTP1 else "http2_protocol_options"
     name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    message = extension(name, "upstreams.http.v3.HttpProtocolOptions", explicit_http_config={spoken: {}}, **options)[
-        "typed_config"
-    ]
+    message = typed("upstreams.http.v3.HttpProtocolOptions", explicit_http_config={spoken: {}}, **options)
     return {"typed_extension_protocol_options": {name: message}}
 
 

@@ -81,8 +81,10 @@ def http_connection_manager(**fields: Any) -> Message:
 
 
 def extension(name: str, message: str, **fields: Any) -> Message:
-    """An extension with its typed configuration.
+    """An extension with its typed configuration, whose type and fields are as in :func:`typed`."""
+    return {"name": name, "typed_config": typed(message, **fields)}
 
-    ``message`` is the protobuf type without ``envoy.extensions.``, ``fields`` are its fields.
-    """
-    return {"name": name, "typed_config": {"@type": _TYPE + message} | fields}
+
+def typed(message: str, **fields: Any) -> Message:
+    """A typed configuration: ``message`` is the protobuf type without ``envoy.extensions.``, with these ``fields``."""
+    return {"@type": _TYPE + message} | fields

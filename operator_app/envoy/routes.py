@@ -50,7 +50,7 @@ from operator_app.api.routes import (
     RouteMatch,
 )
 from operator_app.envoy.clusters import cluster_name
-from operator_app.envoy.messages import Message, extension, router
+from operator_app.envoy.messages import Message, extension, router, typed
 
 _REPEATABLE: Final = (Method.GET, Method.HEAD, Method.PUT, Method.DELETE, Method.OPTIONS)
 """The methods of :class:`Method` that may be sent twice (RFC 9110 section 9.2.2)."""
@@ -188,36 +188,32 @@ def _path(match: RouteMatch) -> tuple[str | None, str]:
 def _entries(route: Route) -> Iterator[Message]:
     """Envoy's routes for one of the spec."""
     match = _match(route)
-    others = [_header(":method", match.method)] if match.method else []
-    others += [_header(each.name, each.value) for each in match.headers]
-    queries = {"query_parameters": [_query(each.name, each.value) for each in match.query_params]}
-    common = {name: value for name, value in queries.items() if value} | _changes(route)
+    others = [_matched(":method", match.method)] if match.method else []
+    others += [_matched(each.name, each.value) for each in match.headers]
+    queries = [_matched(each.name, each.value) for each in match.query_params]
+    changes = _changes(route)
     replacement = route.prefix_rewrite or (route.redirect.prefix if route.redirect else None)
     for path, rewrite in _paths(match, replacement):
         if route.cors and match.method:
-            preflight = [_header(":method", "OPTIONS"), _header("access-control-request-method", match.method)]
-            yield _entry(path, preflight, common, _answer(route, rewrite, _retry_policy(route.retries)))
+            preflight = [_matched(":method", "OPTIONS"), _matched("access-control-request-method", match.method)]
+            yield _entry(path, preflight, queries, changes, _answer(route, rewrite, _retry_policy(route.retries)))
         if route.retries is None or match.method:
             policy = _retry_policy(route.retries, is_repeatable=match.method in _REPEATABLE)
-            yield _entry(path, others, common, _answer(route, rewrite, policy))
+            yield _entry(path, others, queries, changes, _answer(route, rewrite, policy))
         else:
-            once = [_header(":method", each.value) | {"invert_match": True} for each in _REPEATABLE]
+            once = [_matched(":method", each.value) | {"invert_match": True} for each in _REPEATABLE]
             unsent = _retry_policy(route.retries, is_repeatable=False)
-            yield _entry(path, [*once, *others], common, _answer(route, rewrite, unsent))
-            yield _entry(path, others, common, _answer(route, rewrite, _retry_policy(route.retries)))
+            yield _entry(path, [*once, *others], queries, changes, _answer(route, rewrite, unsent))
+            yield _entry(path, others, queries, changes, _answer(route, rewrite, _retry_policy(route.retries)))
 
 
-def _entry(path: Message, headers: list[Message], common: Message, answer: Message) -> Message:
-    queries = {name: value for name, value in common.items() if name == "query_parameters"}
-    changes = {name: value for name, value in common.items() if name != "query_parameters"}
-    return {"match": path | queries | ({"headers": headers} if headers else {})} | changes | answer
+def _entry(path: Message, headers: list[Message], queries: list[Message], changes: Message, answer: Message) -> Message:
+    conditions = {"headers": headers, "query_parameters": queries}
+    return {"match": path | {name: each for name, each in conditions.items() if each}} | changes | answer
 
 
-def _header(name: str, value: str | None) -> Message:
-    return {"name": name, "present_match": True} if value is None else {"name": name, "string_match": {"exact": value}}
-
-
-def _query(name: str, value: str | None) -> Message:
+def _matched(name: str, value: str | None) -> Message:
+    """A matcher of a header or of a query parameter; without a value it only has to be there."""
     return {"name": name, "present_match": True} if value is None else {"name": name, "string_match": {"exact": value}}
 
 
@@ -337,7 +333,7 @@ def _cors(cors: Cors) -> Message:
         "forward_not_matching_preflights": False,
     }
     kept = {name: value for name, value in fields.items() if value not in ("", None)}
-    return extension(_CORS, "filters.http.cors.v3.CorsPolicy", **kept)["typed_config"]  # type: ignore[no-any-return]
+    return typed("filters.http.cors.v3.CorsPolicy", **kept)
 
 
 def _access(access: Access) -> Message:
@@ -349,7 +345,7 @@ def _access(access: Access) -> Message:
         principal = {"and_ids": {"ids": [allowed, denied]}}
     policy = {"permissions": [{"any": True}], "principals": [principal]}
     rules = {"action": "ALLOW", "policies": {"clients": policy}}
-    return extension(_ACCESS, "filters.http.rbac.v3.RBACPerRoute", rbac={"rules": rules})["typed_config"]  # type: ignore[no-any-return]
+    return typed("filters.http.rbac.v3.RBACPerRoute", rbac={"rules": rules})
 
 
 def _client(cidr: str) -> Message:
@@ -364,11 +360,10 @@ def _rate_limit(limit: RateLimit) -> Message:
         "tokens_per_fill": limit.requests,
         "fill_interval": f"{limit.per.seconds}s",
     }
-    return extension(  # type: ignore[no-any-return]
-        _RATE_LIMIT,
+    return typed(
         "filters.http.local_ratelimit.v3.LocalRateLimit",
         stat_prefix="route",
         token_bucket=bucket,
         filter_enabled=always,
         filter_enforced=always,
-    )["typed_config"]
+    )

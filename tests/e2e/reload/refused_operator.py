@@ -14,8 +14,10 @@ from operator_app.envoy.messages import Message
 _entry = routes._entry
 
 
-def _with_an_unknown_field(path: Message, headers: list[Message], common: Message, answer: Message) -> Message:
-    message = _entry(path, headers, common, answer)
+def _with_an_unknown_field(
+    path: Message, headers: list[Message], queries: list[Message], changes: Message, answer: Message
+) -> Message:
+    message = _entry(path, headers, queries, changes, answer)
     return message | {"no_such_field": True} if message["match"].get("path") == "/refused" else message
 
 
