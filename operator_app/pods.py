@@ -91,7 +91,7 @@ def trouble(pods: Iterable[Object]) -> PodTrouble | None:
 
     Pods that are being deleted are left out. A Pod that merely starts says nothing.
     """
-    waiting = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not _is_ready(pod)]
+    waiting = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not is_ready(pod)]
     for pod in sorted(waiting, key=lambda each: str(each["metadata"]["name"])):
         found = next(_troubles(pod), None)
         if found is not None:
@@ -133,6 +133,7 @@ def _limits(pod: Object, container: str) -> Object:
     return {}
 
 
-def _is_ready(pod: Object) -> bool:
+def is_ready(pod: Object) -> bool:
+    """Whether a Pod has the condition Ready."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

@@ -37,9 +37,7 @@ async def asking() -> AsyncGenerator[Ask]:
                 try:
                     with anyio.fail_after(TIMEOUT_S):
                         return parsed(await _text(client, ip))
-                except TimeoutError:
-                    raise UnreachableError(f"no answer within {TIMEOUT_S:g} s") from None
-                except httpx.TimeoutException:
+                except (TimeoutError, httpx.TimeoutException):
                     raise UnreachableError(f"no answer within {TIMEOUT_S:g} s") from None
                 except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
                     raise UnreachableError(str(error) or type(error).__name__) from None

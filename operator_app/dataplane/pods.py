@@ -2,13 +2,8 @@
 
 from dataclasses import dataclass
 
-from operator_app.api.kinds import (
-    ANNOTATION_CONFIGURATION,
-    ANNOTATION_REVISION,
-    Key,
-    Object,
-    key_of,
-)
+from operator_app.api.kinds import ANNOTATION_CONFIGURATION, ANNOTATION_REVISION, Key, Object, key_of
+from operator_app.pods import is_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +23,6 @@ def pod_of(obj: Object) -> Pod:
     """A stored Pod, whole or as ``pods.kept_of_pod`` keeps it."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     annotations = metadata.get("annotations") or {}
-    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions", ()))
     ip = status.get("podIP") or ""
     return Pod(
         key=key_of(obj),
@@ -36,5 +30,5 @@ def pod_of(obj: Object) -> Pod:
         ip=ip,
         revision=annotations.get(ANNOTATION_REVISION, ""),
         configuration=annotations.get(ANNOTATION_CONFIGURATION, ""),
-        is_serving=is_ready and bool(ip) and "deletionTimestamp" not in metadata,
+        is_serving=is_ready(obj) and bool(ip) and "deletionTimestamp" not in metadata,
     )
