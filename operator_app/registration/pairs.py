@@ -4,15 +4,15 @@ Every DNS registry publishes an address at the hostname and a TXT that says whos
 are read and written is the registry's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from operator_app.registration.dns import Address, AddressType, Ownership, Place, addresses_at, owners_of
+from operator_app.registration.dns import OWNER_LABEL, Address, AddressType, Ownership, Place, addresses_at, owners_of
 from operator_app.registration.identity import Installation
-from operator_app.registration.registry import Comparison, Record, Registration
+from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.results import Outcome, Problem
 
 NOT_OURS: Final = frozenset({Comparison.FOREIGN, Comparison.NEWER, Comparison.UNOWNED})
@@ -179,6 +179,19 @@ def wanted_pair(record: Record, place: Place, installation: Installation, *, def
         is_held=record.is_held,
         replaces_newer=record.replaces_newer,
     )
+
+
+def records_of(sets: Iterable[RecordSet], installation: Installation) -> Iterator[OutsideRecord]:
+    """What an installation owns among the record sets of a zone: each proxy of a hostname once, newest generation."""
+    for each in sets:
+        label, _, hostname = each.name.lower().removesuffix(".").partition(".")
+        if each.type != "TXT" or label != OWNER_LABEL:
+            continue
+        owners = owners_of([record.content for record in each.records])
+        ours = [owner for owner in owners if owner.installation == installation]
+        for uid in sorted({owner.uid for owner in ours}):
+            generation = max(owner.generation for owner in ours if owner.uid == uid)
+            yield OutsideRecord(uid, hostname, generation=generation)
 
 
 def is_occupied(place: Place, types: "set[str] | frozenset[str]") -> bool:

@@ -40,7 +40,7 @@ from typing import Final
 import httpx
 
 from operator_app.errors import ConfigurationError, ConflictError, InvalidError
-from operator_app.registration.dns import CUT_TYPES, OWNER_LABEL, AddressType, Place, owners_of, place_of
+from operator_app.registration.dns import CUT_TYPES, AddressType, Place, place_of
 from operator_app.registration.identity import Installation
 from operator_app.registration.pairs import (
     NOT_OURS,
@@ -48,6 +48,7 @@ from operator_app.registration.pairs import (
     WantedPair,
     cut_message,
     is_occupied,
+    records_of,
     wanted_pair,
 )
 from operator_app.registration.powerdns.client import ApiKey, Delete, Edit, PowerDnsApi, Replace
@@ -139,15 +140,8 @@ class PowerDnsRegistry:
     async def entries(self) -> AsyncGenerator[OutsideRecord]:
         """See :class:`operator_app.registration.registry.Registry`."""
         for zone in self._zones:
-            for each in await self._api.all_record_sets(zone):
-                label, _, hostname = each.name.lower().removesuffix(".").partition(".")
-                if each.type != "TXT" or label != OWNER_LABEL:
-                    continue
-                owners = owners_of([record.content for record in each.records])
-                ours = [each for each in owners if each.installation == self._installation]
-                for uid in sorted({each.uid for each in ours}):
-                    generation = max(each.generation for each in ours if each.uid == uid)
-                    yield OutsideRecord(uid, hostname, generation=generation)
+            for each in records_of(await self._api.all_record_sets(zone), self._installation):
+                yield each
 
     async def _write(self, wanted: WantedPair, before: Comparison) -> Registration:
         refused: InvalidError | None = None

@@ -20,9 +20,17 @@ from typing import Final
 import dns.update
 
 from operator_app.errors import ConfigurationError, ConflictError, InvalidError
-from operator_app.registration.dns import OWNER_LABEL, AddressType, Place, owners_of, place_of
+from operator_app.registration.dns import AddressType, Place, place_of
 from operator_app.registration.identity import Installation
-from operator_app.registration.pairs import NOT_OURS, LivePair, RecordSet, WantedPair, cut_message, wanted_pair
+from operator_app.registration.pairs import (
+    NOT_OURS,
+    LivePair,
+    RecordSet,
+    WantedPair,
+    cut_message,
+    records_of,
+    wanted_pair,
+)
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.registration.rfc2136.client import Answer, Rfc2136Server, absolute, new_update
 from operator_app.results import Outcome
@@ -115,15 +123,8 @@ class Rfc2136Registry:
     async def entries(self) -> AsyncGenerator[OutsideRecord]:
         """See :class:`operator_app.registration.registry.Registry`."""
         for zone in self._zones:
-            for each in await self._server.transfer(zone):
-                label, _, hostname = each.name.lower().removesuffix(".").partition(".")
-                if each.type != "TXT" or label != OWNER_LABEL:
-                    continue
-                owners = owners_of([record.content for record in each.records])
-                ours = [owner for owner in owners if owner.installation == self._installation]
-                for uid in sorted({owner.uid for owner in ours}):
-                    generation = max(owner.generation for owner in ours if owner.uid == uid)
-                    yield OutsideRecord(uid, hostname, generation=generation)
+            for each in records_of(await self._server.transfer(zone), self._installation):
+                yield each
 
     async def _refuse_beside_others(self, place: Place) -> None:
         """Raise ``InvalidError`` where an alias can't stand beside what else is at the hostname.
