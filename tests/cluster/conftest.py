@@ -110,7 +110,11 @@ def _local(resources: ExitStack, request: pytest.FixtureRequest, report: Report)
     image: Path = request.getfixturevalue("image")
     logs: Path = request.getfixturevalue("tmp_path_factory").mktemp("nodes")
     plane = resources.enter_context(ControlPlane(report=report))
-    node = Node(plane, report, logs, [image], nodes=2)
+    return _on(plane, Node(plane, report, logs, [image], nodes=2), resources)
+
+
+def _on(plane: ControlPlane, node: Node, resources: ExitStack) -> Installed:
+    """A cluster with ``node``, which is started here and stopped with ``resources``; nothing is installed on it yet."""
     try:
         node.start()
     except NodeUnavailableError as error:
@@ -128,14 +132,7 @@ def suite(request: pytest.FixtureRequest, report: Report, tmp_path_factory: pyte
             installed: Installed = request.getfixturevalue("installed")
         else:
             plane = resources.enter_context(ControlPlane())
-            node = Node(plane, logs=tmp_path_factory.mktemp("suite-node"))
-            try:
-                node.start()
-            except NodeUnavailableError as error:
-                lacking(str(error))
-            resources.callback(node.stop)
-            admin = resources.enter_context(Kube(plane.kubeconfig))
-            installed = Installed(plane.kubeconfig, admin, plane.audit(), Nodes(node), log=plane.audit_log)
+            installed = _on(plane, Node(plane, logs=tmp_path_factory.mktemp("suite-node")), resources)
             install(installed)
         suite = Suite(installed, tmp_path_factory.mktemp("suite"), report)
         resources.callback(suite.stop)

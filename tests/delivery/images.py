@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -180,14 +180,3 @@ def _exclusive() -> Iterator[None]:
     with (_directory() / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def build_or_lack(report: Report, lacking: Callable[[str], None]) -> Path:
-    """The archive, or what ``lacking`` does with the sentence that says why there can be none."""
-    if os.geteuid() != 0:
-        lacking("building an image in a chroot needs root")
-    try:
-        return operator_archive(report)
-    except packages.PackagesError as error:
-        lacking(str(error))
-        raise

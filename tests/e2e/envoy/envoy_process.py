@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseServer
 from typing import Any, Self, TypeVar, cast
 
 import pytest
@@ -210,14 +211,20 @@ class Backend(ThreadingHTTPServer):
 @contextmanager
 def backend(name: str) -> Iterator[Backend]:
     """An HTTP server on loopback that responds with its name."""
-    with Backend(name) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with Backend(name) as server, served(server):
+        yield server
+
+
+@contextmanager
+def served(server: BaseServer) -> Iterator[None]:
+    """Serve in a thread of its own as long as the context lasts."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
 
 
 def declared(server: Backend, host: str = "127.0.0.1") -> dict[str, Any]:

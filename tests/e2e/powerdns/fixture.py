@@ -1,8 +1,9 @@
 """Fixtures: one server and one resolver for the session; a zone and a faulty HTTP proxy for each test."""
 
 import uuid
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import TypeVar
 
 import pytest
 
@@ -12,17 +13,27 @@ from tests.e2e.powerdns.proxy import FaultyProxy
 from tests.e2e.powerdns.recursor import Recursor
 from tests.e2e.powerdns.server import PowerDns, Zone
 from tests.e2e.prerequisites import lacking
+from tests.e2e.rfc2136.server import Bind
+
+S = TypeVar("S", bound=Recursor | PowerDns | Bind)
 
 
-@pytest.fixture(scope="session")
-def powerdns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PowerDns]:
-    """A running server; without one the test is skipped."""
+@contextmanager
+def started(make: Callable[[], S]) -> Iterator[S]:
+    """A running server; the test is skipped where its programs are not there and can't be installed."""
     try:
-        server = PowerDns(tmp_path_factory.mktemp("powerdns"))
+        server = make()
     except NotInstalledError as error:
         lacking(str(error))
     with closing(server):
         server.start()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def powerdns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PowerDns]:
+    """A running server."""
+    with started(lambda: PowerDns(tmp_path_factory.mktemp("powerdns"))) as server:
         yield server
 
 
@@ -31,25 +42,15 @@ def powerdns_of_each_database(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PowerDns]:
     """A running server on each database in turn; imported in the other one's place, it is called ``powerdns``, too."""
-    try:
-        database = PostgreSql() if request.param == "postgresql" else None
-        server = PowerDns(tmp_path_factory.mktemp("powerdns"), database)
-    except NotInstalledError as error:
-        lacking(str(error))
-    with closing(server):
-        server.start()
+    folder = tmp_path_factory.mktemp("powerdns")
+    with started(lambda: PowerDns(folder, PostgreSql() if request.param == "postgresql" else None)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def recursor(powerdns: PowerDns, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recursor]:
-    """A resolver in front of the server, as clients use one; without its program the test is skipped."""
-    try:
-        resolver = Recursor(tmp_path_factory.mktemp("recursor"), powerdns.dns_port)
-    except NotInstalledError as error:
-        lacking(str(error))
-    with closing(resolver):
-        resolver.start()
+    """A resolver in front of the server, as clients use one."""
+    with started(lambda: Recursor(tmp_path_factory.mktemp("recursor"), powerdns.dns_port)) as resolver:
         yield resolver
 
 

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -20,23 +20,31 @@ _POSTGRESQL: Final = Path("/usr/lib/postgresql")
 
 
 class NotInstalledError(Exception):
-    """PowerDNS is not installed and could not be installed; the message is one line."""
+    """A server is not installed and could not be installed; the message is one line."""
 
 
 def installed(name: str = "pdns_server") -> Path:
     """The path of the program, which is installed first if it is missing. Raises ``NotInstalledError``."""
-    program = _found(name)
+    return found_or_installed(lambda: _found(name), name, PACKAGES, "PowerDNS")
+
+
+def found_or_installed(found: Callable[[], Path | None], name: str, packages: Sequence[str], of: str) -> Path:
+    """What ``found`` returns for the program ``name`` of a server, called ``of``, after an installation if need be.
+
+    Raises ``NotInstalledError``.
+    """
+    program = found()
     if program is not None:
         return program
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise NotInstalledError(f"needs PowerDNS: apt-get install {' '.join(PACKAGES)} (as root, on Debian)")
-    with (Path(tempfile.gettempdir()) / "operator-app-powerdns.lock").open("w") as lock:
+        raise NotInstalledError(f"needs {of}: apt-get install {' '.join(packages)} (as root, on Debian)")
+    with (Path(tempfile.gettempdir()) / "operator-app-dns-servers.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (program := _found(name)) is None:
-            _install()
-            program = _found(name)
+        if (program := found()) is None:
+            _install(packages, of)
+            program = found()
     if program is None:
-        raise NotInstalledError(f"the packages {' '.join(PACKAGES)} brought no {name}, or no database for it")
+        raise NotInstalledError(f"the packages {' '.join(packages)} brought no {name}, or no database for it")
     return program
 
 
@@ -46,19 +54,19 @@ def _found(name: str) -> Path | None:
     return Path(program) if program and SQLITE_SCHEMA.is_file() and POSTGRESQL_SCHEMA.is_file() else None
 
 
-def _install() -> None:
+def _install(packages: Sequence[str], of: str) -> None:
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    install = ("apt-get", "install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=60", *PACKAGES)
-    with services_disabled():
+    install = ("apt-get", "install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=60", *packages)
+    with _services_disabled():
         for command in (("apt-get", "update"), install):
             try:
                 subprocess.run(command, env=environment, capture_output=True, timeout=INSTALL_TIMEOUT_S, check=True)
             except (OSError, subprocess.SubprocessError) as error:
-                raise NotInstalledError(f"{' '.join(command[:2])} for PowerDNS failed: {error}") from error
+                raise NotInstalledError(f"{' '.join(command[:2])} for {of} failed: {error}") from error
 
 
 @contextmanager
-def services_disabled() -> Iterator[None]:
+def _services_disabled() -> Iterator[None]:
     """Keep the installation from starting a server on port 53, by Debian's ``policy-rc.d``."""
     if _POLICY.exists():
         yield

@@ -1,13 +1,12 @@
 """PowerDNS's recursive resolver on loopback: what a client outside of the cluster gets for a hostname."""
 
-import subprocess
-import time
 from pathlib import Path
 from typing import Final
 
 from tests.e2e.powerdns.install import installed
 from tests.e2e.powerdns.query import resolve
 from tests.e2e.powerdns.server import free_port
+from tests.e2e.server_process import ServerProcess
 
 START_TIMEOUT_S: Final = 20.0
 FORWARDED: Final = "example"
@@ -21,9 +20,8 @@ class Recursor:
     """
 
     def __init__(self, folder: Path, dns_port: int) -> None:
-        self._program = installed("pdns_recursor")
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        command = (installed("pdns_recursor"), f"--config-dir={folder}")
+        self._process = ServerProcess("the resolver", command, folder / "recursor.log")
         self.port = free_port()
         (folder / "recursor.conf").write_text(
             f"local-address=127.0.0.1\nlocal-port={self.port}\nforward-zones={FORWARDED}=127.0.0.1:{dns_port}\n"
@@ -33,33 +31,11 @@ class Recursor:
 
     def start(self) -> None:
         """Start it and wait until it answers. Raises ``RuntimeError`` with its log otherwise."""
-        log = self._folder / "recursor.log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                # The resolver ends with this process, however that ends.
-                ("setpriv", "--pdeathsig", "KILL", self._program, f"--config-dir={self._folder}"),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        deadline_mono = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline_mono and self._process.poll() is None:
-            try:
-                self.resolve(f"nothing.{FORWARDED}", "A")
-            except (OSError, TimeoutError):
-                time.sleep(0.05)
-            else:
-                return
-        self.close()
-        raise RuntimeError(f"the resolver did not start: {log.read_text(errors='replace')[-2000:]}")
+        self._process.start(lambda: self.resolve(f"nothing.{FORWARDED}", "A"), OSError, START_TIMEOUT_S)
 
     def close(self) -> None:
         """Kill it."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self._process.stop()
 
     def resolve(self, name: str, kind: str) -> list[tuple[str, str]]:
         """What a client gets that asks for this name, as (type, content); empty for a failure, too."""

@@ -2,8 +2,6 @@
 
 import secrets
 import socket
-import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,9 +12,9 @@ from operator_app.api.kinds import Value
 from tests.e2e.powerdns.databases import Database, Sqlite
 from tests.e2e.powerdns.install import installed
 from tests.e2e.powerdns.query import resolve
+from tests.e2e.server_process import ServerProcess
 
 START_TIMEOUT_S: Final = 20.0
-NO_SERVER: Final = "PowerDNS did not start"
 
 Row = tuple[str, str, int, str, bool]
 """One record: name without the dot at the end, type, TTL in seconds, content, whether it is disabled."""
@@ -29,10 +27,9 @@ class PowerDns:
     """
 
     def __init__(self, folder: Path, database: Database | None = None) -> None:
-        self._program = installed()
+        self._process = ServerProcess("PowerDNS", (installed(), f"--config-dir={folder}"), folder / "pdns.log")
         self._folder = folder
         self.database = database or Sqlite(folder)
-        self._process: subprocess.Popen[bytes] | None = None
         self._api_key = secrets.token_urlsafe(24)
         self.key_file = folder / "api-key"
         self.key_file.write_text(f"{self._api_key}\n")
@@ -55,33 +52,11 @@ class PowerDns:
 
     def start(self) -> None:
         """Start the server and wait until its API answers. Raises ``RuntimeError`` with its log otherwise."""
-        log = self._folder / "pdns.log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                # The server ends with this process, however that ends.
-                ("setpriv", "--pdeathsig", "KILL", self._program, f"--config-dir={self._folder}"),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        deadline_mono = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline_mono and self._process.poll() is None:
-            try:
-                self.api("GET", "")
-            except httpx.TransportError:
-                time.sleep(0.05)
-            else:
-                return
-        self.stop()
-        raise RuntimeError(f"{NO_SERVER}: {log.read_text(errors='replace')[-2000:]}")
+        self._process.start(lambda: self.api("GET", ""), httpx.TransportError, START_TIMEOUT_S)
 
     def stop(self) -> None:
         """Kill the server."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self._process.stop()
 
     def api(self, method: str, path: str, body: object = None) -> Value:
         """One call of the API below the server's path; the decoded answer, or None for an empty one."""

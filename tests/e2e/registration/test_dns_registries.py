@@ -6,7 +6,7 @@ Each test compares the whole zone, so it fails on a duplicate or left-over recor
 import random
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, closing
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +24,9 @@ from operator_app.results import Outcome
 from operator_app.settings import Settings
 from tests.e2e.kube import wait_until
 from tests.e2e.powerdns.databases import PostgreSql
-from tests.e2e.powerdns.install import NotInstalledError
+from tests.e2e.powerdns.fixture import started
 from tests.e2e.powerdns.recursor import Recursor
 from tests.e2e.powerdns.server import PowerDns, Zone
-from tests.e2e.prerequisites import lacking
 from tests.e2e.registration.dns_records import (
     CLUSTER,
     OPERATOR,
@@ -54,27 +53,20 @@ Operator = Callable[..., AbstractAsyncContextManager[Registry]]
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A running server of each kind; without its programs the test is skipped."""
     folder = tmp_path_factory.mktemp("dns")
-    try:
+
+    def make() -> AnyServer:
         if request.param == "rfc2136-bind9":
-            server: AnyServer = Bind(folder)
-        else:
-            server = PowerDns(folder, PostgreSql() if request.param == "powerdns-postgresql" else None)
-    except NotInstalledError as error:
-        lacking(str(error))
-    with closing(server):
-        server.start()
+            return Bind(folder)
+        return PowerDns(folder, PostgreSql() if request.param == "powerdns-postgresql" else None)
+
+    with started(make) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def recursor(server: AnyServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recursor]:
-    """A resolver in front of the server, as clients use one; without its program the test is skipped."""
-    try:
-        resolver = Recursor(tmp_path_factory.mktemp("recursor"), server.dns_port)
-    except NotInstalledError as error:
-        lacking(str(error))
-    with closing(resolver):
-        resolver.start()
+    """A resolver in front of the server, as clients use one."""
+    with started(lambda: Recursor(tmp_path_factory.mktemp("recursor"), server.dns_port)) as resolver:
         yield resolver
 
 

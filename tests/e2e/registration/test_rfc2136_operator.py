@@ -1,7 +1,6 @@
 """The whole operator with DNS updates as its registry: conditions of EnvoyProxies, and answers of a resolver."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ from operator_app.registration.dns import Ownership
 from operator_app.registration.identity import Installation
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.powerdns.install import NotInstalledError
+from tests.e2e.powerdns.fixture import started
 from tests.e2e.powerdns.recursor import Recursor
-from tests.e2e.prerequisites import lacking
 from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, holds, is_refused
 from tests.e2e.rfc2136.server import Bind
 
@@ -23,13 +21,8 @@ OPERATOR_ID = "tests"
 
 @pytest.fixture(scope="module")
 def bind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bind]:
-    """A running BIND; without its programs the test is skipped."""
-    try:
-        server = Bind(tmp_path_factory.mktemp("bind"))
-    except NotInstalledError as error:
-        lacking(str(error))
-    with closing(server):
-        server.start()
+    """A running BIND."""
+    with started(lambda: Bind(tmp_path_factory.mktemp("bind"))) as server:
         yield server
 
 
@@ -53,12 +46,7 @@ def test_a_resolver_finds_a_proxy_that_rfc2136_publishes(
     foreign, hostname, key = zone.rows(), "shop.operator.example", Key(namespace, "web")
     key_file = tmp_path / "tsig.key"
     key_file.write_text(bind.key_statement("operator").replace(bind.secret, "d3Jvbmcgd3Jvbmcgd3Jvbmc="))
-    try:
-        recursor = Recursor(tmp_path, bind.dns_port)
-    except NotInstalledError as error:
-        lacking(str(error))
-    with closing(recursor):
-        recursor.start()
+    with started(lambda: Recursor(tmp_path, bind.dns_port)) as recursor:
         operator.start(*flags(bind, zone.name, key_file))
         spec = {"registration": {"hostname": hostname}, "service": {"type": "LoadBalancer"}}
         admin.create(ENVOY_PROXY, a_proxy(*key) | {"spec": a_proxy(*key)["spec"] | spec})

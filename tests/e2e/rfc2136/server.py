@@ -1,12 +1,9 @@
 """BIND 9 on loopback, and its zones as an administrator reads and changes them: the same as PowerDNS's for tests."""
 
-import fcntl
 import os
 import secrets
 import shutil
 import subprocess
-import tempfile
-import time
 from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +20,10 @@ import dns.update
 import dns.xfr
 import dns.zone
 
-from tests.e2e.powerdns.install import INSTALL_TIMEOUT_S, NotInstalledError, services_disabled
+from tests.e2e.powerdns.install import found_or_installed
 from tests.e2e.powerdns.query import resolve
 from tests.e2e.powerdns.server import Row, free_port
+from tests.e2e.server_process import ServerProcess
 
 PACKAGES: Final = ("bind9",)
 START_TIMEOUT_S: Final = 30.0
@@ -37,33 +35,22 @@ ADMIN_KEY: Final = "admin"
 def installed(name: str) -> Path:
     """The path of a program of BIND, which is installed first if it is missing. Raises ``NotInstalledError``."""
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
-    found = shutil.which(name, path=path)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
-        with (Path(tempfile.gettempdir()) / "operator-app-bind9.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-            install = ("apt-get", "install", "-y", "--no-install-recommends", *PACKAGES)
-            with services_disabled():
-                for command in (("apt-get", "update"), install):
-                    try:
-                        subprocess.run(
-                            command, env=environment, capture_output=True, timeout=INSTALL_TIMEOUT_S, check=True
-                        )
-                    except (OSError, subprocess.SubprocessError) as error:
-                        raise NotInstalledError(f"{' '.join(command[:2])} for BIND failed: {error}") from error
-        found = shutil.which(name, path=path)
-    if found is None:
-        raise NotInstalledError(f"needs BIND 9: apt-get install {' '.join(PACKAGES)} (as root, on Debian)")
-    return Path(found)
+
+    def found() -> Path | None:
+        program = shutil.which(name, path=path)
+        return Path(program) if program else None
+
+    return found_or_installed(found, name, PACKAGES, "BIND")
 
 
 class Bind:
     """One server with its files in ``folder``. The operator's key may read, transfer and update every zone."""
 
     def __init__(self, folder: Path) -> None:
-        self._program, self._rndc = installed("named"), installed("rndc")
+        command = (installed("named"), "-g", "-n", "1", "-c", folder / "named.conf")
+        self._process = ServerProcess("BIND", command, folder / "named.log")
+        self._rndc = installed("rndc")
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
         self.dns_port, self._control_port = free_port(), free_port()
         self._secrets = {name: b64encode(secrets.token_bytes(32)).decode() for name in (OPERATOR_KEY, ADMIN_KEY)}
         self.key_file = folder / "operator.key"
@@ -88,33 +75,11 @@ class Bind:
 
     def start(self) -> None:
         """Start it and wait until it answers. Raises ``RuntimeError`` with its log otherwise."""
-        log = self._folder / "named.log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                # The server ends with this process, however that ends.
-                ("setpriv", "--pdeathsig", "KILL", self._program, "-g", "-n", "1", "-c", self._folder / "named.conf"),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        deadline_mono = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline_mono and self._process.poll() is None:
-            try:
-                self._control("status")
-            except subprocess.SubprocessError:
-                time.sleep(0.05)
-            else:
-                return
-        self.stop()
-        raise RuntimeError(f"BIND did not start: {log.read_text(errors='replace')[-2000:]}")
+        self._process.start(lambda: self._control("status"), subprocess.SubprocessError, START_TIMEOUT_S)
 
     def stop(self) -> None:
         """Kill the server; what it was told of its zones is in their journals."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self._process.stop()
 
     def close(self) -> None:
         """Stop the server for good."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any, Final
 
-from tests.e2e.envoy.envoy_process import DEADLINE_S, EnvoyProcess
+from tests.e2e.envoy.envoy_process import DEADLINE_S, EnvoyProcess, served
 
 Pairs = list[tuple[str, str]]
 
@@ -108,14 +108,8 @@ class _Connection(socketserver.StreamRequestHandler):
 @contextmanager
 def serving(name: str, script: Script | None = None) -> Iterator[Server]:
     """A running backend on loopback."""
-    with Server(name, script) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with Server(name, script) as server, served(server):
+        yield server
 
 
 @dataclass(frozen=True, slots=True)

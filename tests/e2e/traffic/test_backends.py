@@ -15,7 +15,7 @@ import trustme
 
 from operator_app.api.models import EnvoyProxySpec
 from operator_app.envoy.clusters import CA_DIRECTORY, ca_directory
-from tests.e2e.envoy.envoy_process import NEEDS_ENVOY, EnvoyProcess, eventually
+from tests.e2e.envoy.envoy_process import NEEDS_ENVOY, EnvoyProcess, eventually, served
 from tests.e2e.traffic.servers import Reply, Request, Server, ask, serving
 from tests.unit.envoy import cases
 
@@ -171,13 +171,9 @@ def test_a_backends_certificate_is_verified(
     mounted.mkdir(parents=True)
     (authority if is_trusted else stranger).cert_pem.write_to_path(mounted / "ca.crt")
     with Tls(authority.issue_cert(certified), ssl.TLSVersion.TLSv1_3) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
         tls = {"serverName": asked, "caSecretName": "authority"}
-        with EnvoyProcess(spec_of([server], tls=tls), tmp_path) as proxy:
+        with served(server), EnvoyProcess(spec_of([server], tls=tls), tmp_path) as proxy:
             assert ask(proxy, "http", "/").status == status
-        server.shutdown()
-        thread.join()
         assert set(server.names) == {"app.internal"}
 
 

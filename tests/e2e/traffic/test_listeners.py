@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.envoy.envoy_process import NEEDS_ENVOY, EnvoyProcess
-from tests.e2e.traffic.servers import Server, ask, raw, serving
+from tests.e2e.traffic.servers import Server, ask, raw
 from tests.unit.envoy import cases
 
 pytestmark = [NEEDS_ENVOY, pytest.mark.traffic]
@@ -27,13 +27,6 @@ def listening(app: Server, *routes: Any, service: str | None = None, **listener:
         )
     with tempfile.TemporaryDirectory() as directory, EnvoyProcess(spec, Path(directory)) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def app() -> Iterator[Server]:
-    """A backend called app."""
-    with serving("app") as server:
-        yield server
 
 
 def test_plain_http_is_redirected_to_https(app: Server) -> None:

@@ -29,13 +29,6 @@ def proxying(routes: Sequence[Any], *servers: Server, **backend: JsonObject) -> 
         yield proxy
 
 
-@pytest.fixture
-def app() -> Iterator[Server]:
-    """A backend called app."""
-    with serving("app") as server:
-        yield server
-
-
 def test_headers_methods_and_queries_select_the_route() -> None:
     """More specific first: path, then method, then more headers, then more query parameters, then the place."""
     matches: list[tuple[str, JsonObject]] = [

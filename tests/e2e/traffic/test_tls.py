@@ -14,7 +14,7 @@ import trustme
 from operator_app.envoy.clusters import CA_DIRECTORY, ca_directory
 from operator_app.envoy.tls import CERTIFICATE_KEY, PRIVATE_KEY_KEY, TLS_DIRECTORY, tls_directory
 from tests.e2e.envoy.envoy_process import DEADLINE_S, NEEDS_ENVOY, EnvoyProcess, Mount, eventually
-from tests.e2e.traffic.servers import Server, ask, serving
+from tests.e2e.traffic.servers import Server, ask
 from tests.unit.envoy import cases
 
 pytestmark = [NEEDS_ENVOY, pytest.mark.traffic, pytest.mark.reload]
@@ -97,13 +97,6 @@ def is_refused(proxy: EnvoyProcess, authority: trustme.CA, client: trustme.LeafC
             return get(connection) == b""
     except OSError:
         return True
-
-
-@pytest.fixture
-def app() -> Iterator[Server]:
-    """A backend called app."""
-    with serving("app") as server:
-        yield server
 
 
 def test_tls_is_spoken_with_the_certificate_of_the_secret(app: Server) -> None:

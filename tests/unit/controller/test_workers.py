@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import Any
 
 import anyio
 import pytest
@@ -48,8 +49,8 @@ async def test_a_reconcile_that_crashes_is_retried_and_affects_no_other_key() ->
     assert len(under_test) == 0
 
 
-async def test_no_more_reconciles_than_workers() -> None:
-    """Keys wait in the queue until a worker is free."""
+async def most_at_a_time(keys: int, **options: Any) -> tuple[int, int]:
+    """How many reconciles of so many keys, each of another tenant, ran at the same time, and how many in all."""
     running = most = done = 0
 
     async def reconcile(_key: Key, _failures: int) -> ReconcileResult:
@@ -60,16 +61,21 @@ async def test_no_more_reconciles_than_workers() -> None:
             await anyio.lowlevel.checkpoint()
         running -= 1
         done += 1
-        if done == 9:
+        if done == keys:
             under_test.stop()
         return DONE
 
-    under_test = pool(reconcile, workers=3)
-    for number in range(9):
+    under_test = pool(reconcile, **options)
+    for number in range(keys):
         under_test.enqueue(Key(f"ns-{number}", "web"), f"ns-{number}", Priority.USER)
     with anyio.fail_after(60):
         await under_test.run(grace_s=1)
-    assert (most, done) == (3, 9)
+    return most, done
+
+
+async def test_no_more_reconciles_than_workers() -> None:
+    """Keys wait in the queue until a worker is free."""
+    assert await most_at_a_time(9, workers=3) == (3, 9)
 
 
 async def test_stopping_lets_a_reconcile_finish_and_begins_no_other() -> None:
@@ -256,28 +262,9 @@ async def test_the_grace_time_begins_although_all_workers_are_busy() -> None:
 
 async def test_under_full_backpressure_one_reconcile_runs_at_a_time() -> None:
     """However many workers there are, and however many tenants wait."""
-    running = most = done = 0
     backpressure = Fading()
     backpressure.least = 0.1
-
-    async def reconcile(_key: Key, _failures: int) -> ReconcileResult:
-        nonlocal running, most, done
-        running += 1
-        most = max(most, running)
-        for _ in range(5):
-            await anyio.lowlevel.checkpoint()
-        running -= 1
-        done += 1
-        if done == 4:
-            under_test.stop()
-        return DONE
-
-    under_test = pool(reconcile, workers=10, backpressure=backpressure)
-    for number in range(4):
-        under_test.enqueue(Key(f"ns-{number}", "web"), f"ns-{number}", Priority.USER)
-    with anyio.fail_after(60):
-        await under_test.run(grace_s=1)
-    assert (most, done) == (1, 4)
+    assert await most_at_a_time(4, workers=10, backpressure=backpressure) == (1, 4)
 
 
 @pytest.mark.parametrize("asked_s", [math.inf, math.nan, 1e12, -5.0])

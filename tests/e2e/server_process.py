@@ -1,0 +1,53 @@
+"""A server that a test starts on this machine: it ends with the test's process, and is waited for until it answers."""
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+class ServerProcess:
+    """One server, started by ``command`` with its output in ``log``. It may be started again after ``stop``.
+
+    ``name`` is what an error calls it.
+    """
+
+    def __init__(self, name: str, command: Sequence[str | Path], log: Path) -> None:
+        self._name = name
+        self._command = tuple(command)
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self, ask: Callable[[], object], not_yet: type[Exception] | tuple[type[Exception], ...], timeout_s: float
+    ) -> None:
+        """Start it and call ``ask`` until that raises none of ``not_yet`` any more.
+
+        Raises ``RuntimeError`` with the end of the log if the server ends first, or after ``timeout_s`` seconds.
+        """
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                # The server ends with this process, however that ends.
+                ("setpriv", "--pdeathsig", "KILL", *self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline_mono = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_mono and self._process.poll() is None:
+            try:
+                ask()
+            except not_yet:
+                time.sleep(0.05)
+            else:
+                return
+        self.stop()
+        raise RuntimeError(f"{self._name} did not start: {self._log.read_text(errors='replace')[-2000:]}")
+
+    def stop(self) -> None:
+        """Kill it, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
