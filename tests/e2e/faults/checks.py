@@ -134,7 +134,8 @@ def _reason_problems(
     programmed = "ScaledToZero" if wanted == 0 else "NotAsked"
     reasons = {"Reconciled": "Verified", "Registered": "Confirmed", "Available": available, "Programmed": programmed}
     if has_stranger:
-        reasons |= dict.fromkeys(("Reconciled", "Registered", "Ready"), "NameConflict")
+        # The Service is the stranger's, so the proxy has none with an address.
+        reasons |= {"Reconciled": "NameConflict", "Registered": "NoAddress", "Ready": "NameConflict"}
     else:
         reasons["Ready"] = "Ready" if is_ready else "RollingOut" if is_available else available
     found = {name: conditions[name]["reason"] for name in reasons if name in conditions}
