@@ -36,7 +36,17 @@ from operator_app.api.kinds import (
     key_of,
 )
 from operator_app.api.models import EnvoyProxySpec, ServiceType, parse_spec, sentence
-from operator_app.apply import CONTENDED, POLICY_RETRY_S, Action, Applier, Plan, Result, child_check, skipped
+from operator_app.apply import (
+    CONTENDED,
+    NAME_CONFLICT,
+    POLICY_RETRY_S,
+    Action,
+    Applier,
+    Plan,
+    Result,
+    child_check,
+    skipped,
+)
 from operator_app.cleanup import Cleanup
 from operator_app.dataplane.plane import DataPlane
 from operator_app.desired import child_key, children, controller_uid
@@ -53,6 +63,7 @@ from operator_app.registration.withdrawal import State
 from operator_app.results import Outcome, Problem, Programming, ReconcileResult
 from operator_app.ssa.fields import fields_of
 from operator_app.status import (
+    RECONCILED,
     REGISTERED,
     Observation,
     StatusWriter,
@@ -298,8 +309,9 @@ class Reconciler:
         proxy = steps.proxy
         check = child_check(proxy, was_reported=observed_current_generation(proxy))
         try:
-            # A paused proxy creates nothing, so nothing else tells whether a name is free.
-            plan = await self._applier.plan(kind, child, check, ask_server=is_paused)
+            # A paused proxy creates nothing, so nothing else tells whether a name is free; where somebody else had one
+            # before this operator started, a read tells it as well as a create that is refused.
+            plan = await self._applier.plan(kind, child, check, ask_server=is_paused or _had_conflict(proxy))
             hindrance = _paused(plan) if is_paused else _missing_prerequisite(kind, steps.results)
             result = skipped(plan, hindrance) if hindrance is not None else await self._applier.execute(plan, check)
         except TransientError as error:
@@ -503,6 +515,12 @@ def _record(proxy: Object, spec: EnvoyProxySpec, addresses: tuple[str, ...]) -> 
         ports=tuple(Port(each.name, each.port, each.protocol) for each in spec.listeners),
         ttl_s=declared.ttl if declared else None,
     )
+
+
+def _had_conflict(proxy: Object) -> bool:
+    """Whether the stored status says that somebody else has a child's name."""
+    known = condition_of(proxy, RECONCILED)
+    return known is not None and bool(known["reason"] == NAME_CONFLICT)
 
 
 def _terminal(error: TerminalError) -> Problem:

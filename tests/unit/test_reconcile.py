@@ -58,6 +58,7 @@ from tests.unit.scripted_api import (
     repaired,
     stored_status,
     with_finalizer,
+    with_status,
 )
 from tests.unit.ssa.field_sets import entry, stored
 
@@ -409,6 +410,25 @@ async def test_a_foreign_config_map_keeps_the_deployment_from_being_made(tmp_pat
     }
     assert isinstance(verdict.failure, Problem), "no watch tells that a stranger's object has gone"
     assert condition(api, "Stalled")["reason"] == "NameConflict"
+
+
+async def test_after_a_restart_a_strangers_name_is_read_and_not_written(tmp_path: Path) -> None:
+    """The status already says whose the name is, so a new operator does not try to create what would be refused."""
+    proxy = finalized_proxy()
+    known = [(kind, obj) for kind, obj in family(proxy) if kind not in (SERVICE, PROXY_REGISTRATION)]
+    api = ScriptedApi(
+        ("apply Service", CONFLICT),
+        ("get Service", ok(strangers(SERVICE))),
+        ("apply EnvoyProxy/status", stored_status(proxy)),
+    )
+    async with reconciling(api, tmp_path, *known) as own:
+        await own.reconciler.reconcile(KEY)
+    told = with_status(proxy, api.body("apply EnvoyProxy/status")["status"])
+    restarted = ScriptedApi(("get Service", ok(strangers(SERVICE))))
+    async with reconciling(restarted, tmp_path, (ENVOY_PROXY, told), *known[1:]) as own:
+        result = await own.reconciler.reconcile(KEY)
+    assert [each.line for each in restarted.sent] == ["get Service"]
+    assert result.failure is not None, "it is looked at again"
 
 
 async def test_a_foreign_service_is_not_registered(tmp_path: Path) -> None:
