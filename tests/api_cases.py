@@ -64,7 +64,7 @@ def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
                             "backend": "app",
                             "timeout": "15s",
                             "idleTimeout": "5m",
-                            "retries": {"attempts": 2, "on": ["connection"], "perTryTimeout": "2s"},
+                            "retries": {"attempts": 2, "after": ["connection"], "perTryTimeout": "2s"},
                             "prefixRewrite": "/",
                             "hostRewrite": "app.internal.example",
                             "requestHeaders": {
@@ -726,7 +726,11 @@ BOUNDS: Final[tuple[tuple[Path, Sequence[Any], Sequence[Any]], ...]] = (
     ((*LISTENER, "routes"), [[{"backend": "app"}] * 64], [[], [{"backend": "app"}] * 65, [{}]]),
     ((*ROUTE, "timeout"), ["2s", "60m"], ["61m"]),
     ((*ROUTE, "retries", "attempts"), [1, 5], [0, 6]),
-    ((*ROUTE, "retries", "on"), [[], ["connection", "gateway-error", "server-error"]], [["5xx"], ["connection"] * 4]),
+    (
+        (*ROUTE, "retries", "after"),
+        [[], ["connection", "gateway-error", "server-error"]],
+        [["5xx"], ["connection"] * 4],
+    ),
     ((*ROUTE, "mirror", "percent"), [1, 100], [0, 101]),
     ((*ROUTE, "rateLimit", "requests"), [1, 1_000_000], [0, 1_000_001]),
     ((*ROUTE, "rateLimit", "burst"), [1, 1_000_000], [0, 1_000_001]),

@@ -283,7 +283,7 @@ COLLECTIONS: Final[Mapping[PropertyPath, Callable[[int], Value]]] = {
     (*_ROUTE, "match", "headers"): lambda size: [{"name": f"x-a{n}"} for n in range(size)],
     (*_ROUTE, "match", "queryParams"): lambda size: [{"name": f"a{n}"} for n in range(size)],
     (*_ROUTE, "backends"): lambda size: [{"name": name} for name in _names(size)],
-    (*_ROUTE, "retries", "on"): lambda size: ["connection", "gateway-error", "server-error"][:size],
+    (*_ROUTE, "retries", "after"): lambda size: ["connection", "gateway-error", "server-error"][:size],
     **{
         (*_ROUTE, changes, change): lambda size: [{"name": f"x-a{n}", "value": "b"} for n in range(size)]
         for changes in ("requestHeaders", "responseHeaders")

@@ -264,7 +264,7 @@ def _retry_policy(retries: Retries | None, *, is_repeatable: bool = True) -> Mes
     """The policy of a route; ``None`` where that of the virtual host applies."""
     if retries is None:
         return None
-    conditions = retries.on or (RetryOn.CONNECTION, RetryOn.GATEWAY_ERROR)
+    conditions = retries.after or (RetryOn.CONNECTION, RetryOn.GATEWAY_ERROR)
     declared = ",".join(_RETRY_ON[each] for each in RetryOn if each in conditions)
     policy: Message = {"retry_on": declared if is_repeatable else _UNSENT, "num_retries": retries.attempts}
     if retries.per_try_timeout:

@@ -99,7 +99,7 @@ def failing(times: int, reply: Reply | None) -> Script:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "POST", "PATCH"])
-@pytest.mark.parametrize("declared", [None, {"on": ["connection", "server-error"]}], ids=["default", "declared"])
+@pytest.mark.parametrize("declared", [None, {"after": ["connection", "server-error"]}], ids=["default", "declared"])
 def test_what_was_sent_is_sent_again_only_where_that_is_safe(
     app: Server, method: str, declared: JsonObject | None
 ) -> None:
@@ -131,10 +131,10 @@ def test_a_refused_connection_is_tried_elsewhere(app: Server, method: str) -> No
     [
         ({"attempts": 3}, Reply(503), 3, 200, 4),
         ({"attempts": 2}, Reply(502), 9, 502, 3),
-        ({"on": ["connection"]}, Reply(503), 1, 503, 1),
-        ({"on": ["gateway-error"]}, Reply(500), 1, 500, 1),
-        ({"on": ["server-error"]}, Reply(500), 1, 200, 2),
-        ({"on": ["server-error"]}, Reply(404), 1, 404, 1),
+        ({"after": ["connection"]}, Reply(503), 1, 503, 1),
+        ({"after": ["gateway-error"]}, Reply(500), 1, 500, 1),
+        ({"after": ["server-error"]}, Reply(500), 1, 200, 2),
+        ({"after": ["server-error"]}, Reply(404), 1, 404, 1),
         ({"attempts": 1, "perTryTimeout": "200ms"}, Reply(delay_s=2.0), 1, 200, 2),
     ],
     ids=str,

@@ -269,6 +269,15 @@ def test_a_sample_is_accepted(name: str) -> None:
     assert parse_spec(stored) == parse_spec(sample)
 
 
+def test_no_field_is_read_as_something_else_in_yaml() -> None:
+    """To YAML 1.1, which kubectl reads, a bare ``on``, ``off``, ``yes`` or ``no`` is a boolean: it would be lost."""
+    below = [(path, node) for crd in crds() for path, node in nodes(schema_of(crd)) if path.startswith(".spec")]
+    texts = {path.rpartition(".")[2].removesuffix("[]") for path, _ in below}
+    texts |= {each for _, node in below for each in node.get("enum", ()) if isinstance(each, str)}
+    assert "listeners" in texts
+    assert {each for each in texts if each and yaml.safe_load(each) != each} == set()
+
+
 def test_defaulting_keeps_every_written_value() -> None:
     """Defaulting adds absent fields only; every written value is kept."""
     declared = {name: value for name, value in proxy()["spec"].items() if name not in ("paused", "replicas")}
