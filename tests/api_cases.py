@@ -145,6 +145,17 @@ def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
                     "tolerationSeconds": 60,
                 }
             ],
+            "affinity": {
+                "nodes": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["eu-1a"], "weight": 10}],
+                "pods": [
+                    {
+                        "podLabels": {"app": "shop"},
+                        "apart": False,
+                        "topologyKey": "topology.kubernetes.io/zone",
+                        "weight": 10,
+                    }
+                ],
+            },
             "topologySpread": [
                 {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2, "whenUnsatisfiable": "ScheduleAnyway"}
             ],
@@ -618,6 +629,27 @@ CASES: Final[tuple[Case, ...]] = (
         "set effect to NoExecute",
     ),
     Case(
+        ("spec", "affinity", "nodes"),
+        [
+            {"key": "a", "operator": "In", "values": ["b", ""]},
+            {"key": "a", "operator": "NotIn", "values": ["c"], "weight": 1},
+            {"key": "a.b/c", "operator": "DoesNotExist"},
+        ],
+        [
+            [{"key": "a", "operator": "In"}],
+            [{"key": "a", "operator": "NotIn", "weight": 1}],
+            [{"key": "a", "operator": "Exists", "values": ["b"]}],
+            [{"key": "a", "operator": "DoesNotExist", "values": ["b"]}],
+        ],
+        "write values with the former",
+    ),
+    Case(
+        ("spec", "affinity", "pods"),
+        [{"podLabels": {"a.b/c": ""}, "apart": True}],
+        [[{"podLabels": {"-a": ""}}], [{"podLabels": {"a/b/c": ""}}]],
+        "must be a qualified name",
+    ),
+    Case(
         ("spec", "topologySpread"),
         [{"topologyKey": "a"}, {"topologyKey": "b"}],
         [[{"topologyKey": "a"}, {"topologyKey": "a", "maxSkew": 2}]],
@@ -707,6 +739,32 @@ BOUNDS: Final[tuple[tuple[Path, Sequence[Any], Sequence[Any]], ...]] = (
         ("spec", "tolerations"),
         [[{"key": "a"}] * 16, [{"key": "a", "effect": "NoExecute", "tolerationSeconds": 86_400}]],
         [[{"key": "a"}] * 17, [{"key": "a", "effect": "NoExecute", "tolerationSeconds": 86_401}], [{"value": "a"}]],
+    ),
+    (
+        ("spec", "affinity", "nodes"),
+        [
+            [{"key": f"a{n}", "operator": "Exists"} for n in range(8)],
+            [{"key": "a", "operator": "In", "values": ["b"] * 16, "weight": 100}],
+        ],
+        [
+            [{"key": f"a{n}", "operator": "Exists"} for n in range(9)],
+            [{"key": "a", "operator": "In", "values": ["b"] * 17}],
+            [{"key": "a", "operator": "Gt", "values": ["1"]}],
+            [{"key": "a"}],
+            [{"operator": "Exists"}],
+            *([{"key": "a", "operator": "Exists", "weight": each}] for each in (0, 101)),
+        ],
+    ),
+    (
+        ("spec", "affinity", "pods"),
+        [[{"podLabels": {"a": ""}, "weight": 100}] * 8, [{"podLabels": {f"a{n}": "" for n in range(16)}}]],
+        [
+            [{"podLabels": {"a": ""}}] * 9,
+            [{"podLabels": {f"a{n}": "" for n in range(17)}}],
+            [{"podLabels": {}}],
+            [{"apart": True}],
+            [{"podLabels": {"a": ""}, "weight": 0}],
+        ],
     ),
     (
         ("spec", "topologySpread"),
@@ -811,6 +869,10 @@ TEXT_MEMBERS: Final[tuple[Path, ...]] = (
     ("spec", "nodeSelector", "example.com/pool"),
     ("spec", "tolerations", 0, "key"),
     ("spec", "tolerations", 0, "value"),
+    ("spec", "affinity", "nodes", 0, "key"),
+    ("spec", "affinity", "nodes", 0, "values", 0),
+    ("spec", "affinity", "pods", 0, "podLabels", "app"),
+    ("spec", "affinity", "pods", 0, "topologyKey"),
     ("spec", "topologySpread", 0, "topologyKey"),
     ("spec", "priorityClassName"),
     ("spec", "serviceAccountName"),

@@ -47,6 +47,7 @@ from operator_app.api.fields import (
 )
 from operator_app.api.network import NetworkPolicy
 from operator_app.api.placement import (
+    Affinity,
     Annotations,
     NodeSelector,
     PodLabels,
@@ -588,6 +589,9 @@ class EnvoyProxySpec(ApiModel):
 
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
     """Taints of nodes that don't keep proxies away, at most 16."""
+
+    affinity: Affinity | None = None
+    """Nodes and neighbours that proxies want, beyond nodeSelector. Left out: any."""
 
     topology_spread: Annotated[
         tuple[TopologySpread, ...],

@@ -191,6 +191,8 @@ def test_required_fields() -> None:
         ".spec.backends[].endpoints[]": ["host", "port"],
         ".spec.autoscaling": ["maxReplicas"],
         ".spec.tolerations[]": ["key"],
+        ".spec.affinity.nodes[]": ["key", "operator"],
+        ".spec.affinity.pods[]": ["podLabels"],
         ".spec.topologySpread[]": ["topologyKey"],
         ".spec.imagePullSecrets[]": ["name"],
         ".status.conditions[]": ["type", "status", "observedGeneration", "lastTransitionTime", "reason", "message"],
