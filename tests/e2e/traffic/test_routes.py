@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -227,6 +228,21 @@ def test_a_redirect_changes_what_is_declared(app: Server, redirect: JsonObject, 
         found = ask(proxy, "http", "/old/x?q=1", host="shop.test")
     assert (found.status, found.value("location")) == (status, location)
     assert app.requests == []
+
+
+def test_a_redirect_never_leads_to_another_site(app: Server) -> None:
+    """Whatever slashes a client sends, the location names the requested host, and its path has no double slash."""
+    routes = [
+        {"match": {"pathPrefix": "/old"}, "redirect": {"prefix": "/"}},
+        {"match": {"pathPrefix": "/older"}, "redirect": {"prefix": "/new"}},
+    ]
+    paths = [f"/{name}{rest}" for name in ("old", "older") for rest in ("", "/", "//evil.test", "///e/x", "?q=//e")]
+    with proxying(routes, app) as proxy:
+        for path in paths:
+            location = urlsplit(str(ask(proxy, "http", path, host="shop.test").value("location")))
+            assert (location.scheme, location.netloc) == ("http", "shop.test"), path
+            assert location.path.startswith("/new" if "older" in path else "/"), path
+            assert "//" not in location.path, path
 
 
 def test_a_fixed_response_is_sent_as_it_is_written(app: Server) -> None:
