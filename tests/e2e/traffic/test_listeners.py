@@ -67,6 +67,26 @@ def test_as_many_hops_are_trusted_as_are_declared(app: Server, hops: int, forwar
         assert ask(proxy, "http", "/", headers=[("x-forwarded-for", forwarded)]).status == status
 
 
+@pytest.mark.parametrize("address", ["203.0.113.7", "::ffff:203.0.113.7", "::ffff:cb00:7107"])
+def test_an_address_is_the_same_in_either_spelling(app: Server, address: str) -> None:
+    """A denied IPv4 address is denied, and an allowed one allowed, if a proxy in front tells it as an IPv6 address."""
+    networks = ["203.0.113.0/24"]
+    routes = [
+        {"match": {"pathPrefix": "/denied"}, "backend": "app", "access": {"deny": networks}},
+        {"match": {"pathPrefix": "/allowed"}, "backend": "app", "access": {"allow": networks}},
+    ]
+    with listening(app, *routes, trustedHops=1) as proxy:
+        for path, status in (("/denied", 403), ("/allowed", 200)):
+            assert ask(proxy, "http", path, headers=[("x-forwarded-for", address)]).status == status
+    version = 6 if ":" in address else 4
+    with listening(app, *routes, proxyProtocol=True) as proxy:
+        for path, status in (("/denied", 403), ("/allowed", 200)):
+            request = f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+            destination = "10.0.0.1" if version == 4 else "fd00::1"
+            told = f"PROXY TCP{version} {address} {destination} 1 2\r\n{request}"
+            assert f" {status} ".encode() in raw(proxy.port("http"), told.encode()).splitlines()[0]
+
+
 PEER = "192.0.2.99"
 CLAIMS = [
     ("x-forwarded-for", "203.0.113.7"),
