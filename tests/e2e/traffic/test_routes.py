@@ -78,6 +78,34 @@ def test_weights_share_the_requests(weights: tuple[int, int], shares: tuple[floa
             assert abs(len(server.requests) - count * share) <= deviation, server.name
 
 
+def test_weights_move_without_a_lost_request() -> None:
+    """From all to none, and back, while requests arrive: each is answered, and the one that has 0 gets none."""
+
+    def shared(first: int, second: int) -> list[JsonObject]:
+        return [{"backends": [{"name": "b0", "weight": first}, {"name": "b1", "weight": second}]}]
+
+    with serving("b0") as old, serving("b1") as new, proxying(shared(1, 0), old, new) as proxy:
+        is_over = threading.Event()
+
+        def client() -> set[int]:
+            found = set()
+            while not is_over.is_set():
+                found.add(ask(proxy, "http", "/").status)
+            return found
+
+        backends = [each.declared() for each in (old, new)]
+        with ThreadPoolExecutor(2) as clients:
+            running = [clients.submit(client) for _ in range(2)]
+            try:
+                for weights, names in (((1, 1), {"b0", "b1"}), ((0, 1), {"b1"}), ((10_000, 0), {"b0"})):
+                    proxy.reload(cases.spec([cases.http(*shared(*weights))], backends))
+                    eventually(proxy.has_loaded, f"weights of {weights}")
+                    assert {ask(proxy, "http", "/").body for _ in range(50)} == names
+            finally:
+                is_over.set()
+            assert {status for each in running for status in each.result()} == {200}
+
+
 def test_a_timeout_ends_a_response_and_none_is_the_default(app: Server) -> None:
     """A response that takes longer than ``timeout`` is 504; without a timeout it is waited for."""
     app.script = lambda _: Reply(delay_s=1.0)
