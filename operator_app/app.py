@@ -289,6 +289,7 @@ class Operator:
             default_image=settings.image,
             tenant_policy=settings.tenant_policy,
             installation=settings.namespace,
+            run_as_user=settings.run_as_user,
             abandon_after_s=settings.abandon_after_s,
             now=_now,
         )

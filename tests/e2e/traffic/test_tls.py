@@ -12,27 +12,14 @@ import pytest
 import trustme
 
 from operator_app.envoy.clusters import CA_DIRECTORY, ca_directory
-from operator_app.envoy.tls import CERTIFICATE_KEY, PRIVATE_KEY_KEY, TLS_DIRECTORY, tls_directory
 from tests.e2e.envoy.envoy_process import DEADLINE_S, NEEDS_ENVOY, EnvoyProcess, Mount, eventually
+from tests.e2e.traffic.certificates import Secret
 from tests.e2e.traffic.servers import Server, ask
 from tests.unit.envoy import cases
 
 pytestmark = [NEEDS_ENVOY, pytest.mark.traffic, pytest.mark.reload]
 
 NAME = "shop.test"
-
-
-class Secret:
-    """A mounted Secret with a certificate, that is replaced as a kubelet replaces one."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.mount = Mount(Path(tls_directory(name).replace(TLS_DIRECTORY, f"{directory}/mount-tls")))
-
-    def store(self, certificate: trustme.LeafCert, key: trustme.LeafCert | None = None) -> None:
-        """Replace certificate and key; ``key`` is the certificate whose key is stored, if it is another one."""
-        chain = b"".join(each.bytes() for each in certificate.cert_chain_pems)
-        private = (key or certificate).private_key_pem.bytes()
-        self.mount.swap({CERTIFICATE_KEY: chain.decode(), PRIVATE_KEY_KEY: private.decode()})
 
 
 @contextmanager
@@ -46,8 +33,7 @@ def listening(
         cases.http({"backend": "app"}),
     ]
     with tempfile.TemporaryDirectory() as directory:
-        for each in ("tls", "ca"):
-            (Path(directory) / f"mount-{each}").mkdir()
+        (Path(directory) / "mount-ca").mkdir()
         secret = Secret(Path(directory), "shop-tls")
         secret.store(certificate)
         if client_authority is not None:
