@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 import trustme
 
-from operator_app.envoy.clusters import CA_DIRECTORY, ca_directory
-from operator_app.envoy.tls import CERTIFICATE_KEY, PRIVATE_KEY_KEY, TLS_DIRECTORY, tls_directory
+from operator_app.dataplane.answers import parsed
+from operator_app.envoy.internal import LOADED_PATH, READINESS_PATH
+from operator_app.envoy.secrets import (
+    CA_DIRECTORY,
+    CERTIFICATE_KEY,
+    PRIVATE_KEY_KEY,
+    TLS_DIRECTORY,
+    ca_directory,
+    tls_directory,
+)
 from tests.e2e.envoy.envoy_process import DEADLINE_S, NEEDS_ENVOY, EnvoyProcess, Mount, eventually
 from tests.e2e.traffic.servers import Server, ask
 from tests.unit.envoy import cases
@@ -37,9 +45,17 @@ class Secret:
 
 @contextmanager
 def listening(
-    app: Server, certificate: trustme.LeafCert, client_authority: trustme.CA | None = None, **listener: Any
+    app: Server,
+    certificate: trustme.LeafCert | None,
+    client_authority: trustme.CA | None = None,
+    key: trustme.LeafCert | None = None,
+    **listener: Any,
 ) -> Iterator[tuple[EnvoyProcess, Secret]]:
-    """A running Envoy with a listener that speaks TLS beside one that does not, and the first one's Secret."""
+    """A running Envoy with a listener that speaks TLS beside one that does not, and the first one's Secret.
+
+    Without a certificate its mount is empty, as that of an optional Secret which does not exist. ``key`` is the
+    certificate whose key it has, if it is another one.
+    """
     tls = {"secretName": "shop-tls"} | ({"clientCASecretName": "partners"} if client_authority else {})
     declared = [
         cases.http({"backend": "app"}) | {"name": "https", "port": 443, "tls": tls} | listener,
@@ -49,7 +65,10 @@ def listening(
         for each in ("tls", "ca"):
             (Path(directory) / f"mount-{each}").mkdir()
         secret = Secret(Path(directory), "shop-tls")
-        secret.store(certificate)
+        if certificate is None:
+            secret.mount.swap({})
+        else:
+            secret.store(certificate, key)
         if client_authority is not None:
             mounted = Mount(Path(ca_directory("partners").replace(CA_DIRECTORY, f"{directory}/mount-ca")))
             mounted.swap({"ca.crt": client_authority.cert_pem.bytes().decode()})
@@ -176,6 +195,27 @@ def test_a_key_that_does_not_fit_leaves_the_certificate_in_place(app: Server) ->
         assert ask(proxy, "http", "/").status == 200
         secret.store(authority.issue_cert(NAME))
         eventually(lambda: True if serial(proxy, authority) != before else None, "the right certificate")
+
+
+def unusable(proxy: EnvoyProcess) -> list[str]:
+    """The Secrets with which nothing can serve, as the operator reads it off the answer at the readiness port."""
+    return parsed(proxy.get("internal/readiness", LOADED_PATH)[1]).unusable(proxy.files.secrets)
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["missing", "mismatched"])
+def test_a_certificate_that_comes_late_is_served(app: Server, *, is_broken: bool) -> None:
+    """A Secret that is missing or broken at the start is told and harms nothing else; once right, it is served."""
+    authority = trustme.CA()
+    first = authority.issue_cert(NAME) if is_broken else None
+    with listening(app, first, key=authority.issue_cert(NAME)) as (proxy, secret):
+        eventually(lambda: True if proxy.get("internal/readiness", READINESS_PATH)[0] == 200 else None, "ready")
+        assert ask(proxy, "http", "/").status == 200
+        assert unusable(proxy) == ["certificate/shop-tls"]
+        assert is_refused(proxy, authority, None)
+        secret.store(authority.issue_cert(NAME))
+        eventually(lambda: True if unusable(proxy) == [] else None, "the certificate")
+        with connected(proxy, authority) as connection:
+            assert get(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_clients_need_a_certificate_of_the_named_authority(app: Server) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from operator_app.dataplane.answers import parsed
+from operator_app.dataplane.answers import SecretUse, parsed
 
 TEXT = """\
 cluster_manager.cds.version_text: "sha256:1"
@@ -56,3 +56,40 @@ def test_anything_else_is_no_answer(text: str) -> None:
     """A page of somebody else at that address does not count as loaded."""
     with pytest.raises(ValueError, match=r"."):
         parsed(text)
+
+
+SECRETS = """\
+sds.certificate/shop.tls.key_rotation_failed: {refusals}
+sds.certificate/shop.tls.update_success: {reads}
+sds.authorities/partners.key_rotation_failed: 0
+sds.authorities/partners.update_success: {others}
+"""
+KNOWN = "listener.0.0.0.0_10443.ssl.certificate.{}.expiration_unix_time_seconds: 32503680000\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SECRETS.format(reads=1, refusals=0, others=1), ["authorities/partners", "certificate/shop.tls"]),
+        (SECRETS.format(reads=1, refusals=0, others=0), ["authorities/partners"]),
+        (SECRETS.format(reads=1, refusals=1, others=1), ["certificate/shop.tls"]),
+        (
+            SECRETS.format(reads=3, refusals=2, others=1) + KNOWN.format("certificate/shop.tls"),
+            ["authorities/partners"],
+        ),
+    ],
+    ids=["never looked at again", "one is missing", "one is broken", "one is known"],
+)
+def test_secrets_that_nothing_serves_with(text: str, expected: list[str]) -> None:
+    """What was never right since Envoy's start is told; what is right waits for what it is needed with."""
+    assert parsed(TEXT + text).unusable(["certificate/shop.tls", "authorities/partners"]) == expected
+
+
+def test_secrets_that_are_used() -> None:
+    """A later change that can't be used leaves a Secret in use, and counts."""
+    text = SECRETS.format(reads=3, refusals=2, others=1)
+    text += KNOWN.format("certificate/shop.tls") + KNOWN.format("authorities/partners")
+    answer = parsed(TEXT + text)
+    assert answer.unusable(answer.secrets) == []
+    assert answer.secrets["certificate/shop.tls"] == SecretUse(is_known=True, reads=3, refusals=2)
+    assert answer.versions == parsed(TEXT).versions

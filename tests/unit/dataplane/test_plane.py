@@ -13,9 +13,9 @@ import pytest
 from operator_app.api.kinds import CONFIG_MAP, POD, Key, Kind, Object
 from operator_app.api.models import parse_spec
 from operator_app.apply import Result
-from operator_app.dataplane.answers import Answer
+from operator_app.dataplane.answers import Answer, SecretUse
 from operator_app.dataplane.asking import UnreachableError
-from operator_app.dataplane.memory import STEP_TIMEOUT_S, UNREACHABLE_WAITS_S
+from operator_app.dataplane.memory import SECRET_WAITS_S, STEP_TIMEOUT_S, UNREACHABLE_WAITS_S
 from operator_app.dataplane.plane import DataPlane
 from operator_app.desired import children
 from operator_app.envoy.files import CLUSTERS_FILE, Files, rendered, version_of
@@ -55,6 +55,7 @@ class Envoy:
     is_silent: bool = False
     warming: int = 0
     asked: int = 0
+    secrets: dict[str, SecretUse] = field(default_factory=dict)
 
     def read(self, files: Files) -> None:
         """Load the files, but for the one that it refuses."""
@@ -84,7 +85,7 @@ class World:
         envoy.asked += 1
         if envoy.is_silent:
             raise UnreachableError("no route to host")
-        return Answer(dict(envoy.versions), dict(envoy.refusals), envoy.warming)
+        return Answer(dict(envoy.versions), dict(envoy.refusals), envoy.warming, dict(envoy.secrets))
 
     def store_files(self, obj: Object, files: Files) -> Outcome:
         """Give the ConfigMap these files, owned by the operator; returns what became of it."""
@@ -364,3 +365,58 @@ async def test_a_repaired_config_map_is_asked_for_again(tmp_path: Path) -> None:
         assert version_of(it.config_map["data"][CLUSTERS_FILE]) == files_of(proxy("a")).versions["cluster_manager.cds"]
         it.deliver()
         assert told(await it.reconcile(proxy("a"))) == LOADED
+
+
+def encrypted() -> Object:
+    """A proxy whose listener speaks TLS."""
+    obj = proxy("a")
+    obj["spec"]["listeners"][0]["tls"] = {"secretName": "shop-tls"}
+    return obj
+
+
+async def test_a_secret_that_can_not_be_used_is_told_by_name(tmp_path: Path) -> None:
+    """The Pod is asked ever more rarely and never touched for it; once the Secret is right, that is told."""
+    async with world(tmp_path, encrypted()) as it:
+        envoy = it.envoys["10.0.0.1"]
+        envoy.secrets = {"certificate/shop-tls": SecretUse()}
+        found = await it.reconcile(encrypted())
+        assert told(found) == ("InvalidCertificateRef", False, SECRET_WAITS_S[0])
+        assert "Pod web-1 finds no tls.crt and tls.key that fit in Secret shop-tls" in found.message
+        assert "serves nobody" in found.message
+        await it.reconcile(encrypted())
+        assert envoy.asked == 1
+        for _ in range(10):
+            it.now_mono += it_waits(found)
+            found = await it.reconcile(encrypted())
+        assert (found.requeue_after_s, it.touches) == (SECRET_WAITS_S[-1], 0)
+        envoy.secrets = {"certificate/shop-tls": SecretUse(is_known=True, reads=1)}
+        it.now_mono += it_waits(found)
+        assert told(await it.reconcile(encrypted())) == LOADED
+
+
+async def test_a_renewal_that_can_not_be_used_is_told_until_the_next_one(tmp_path: Path) -> None:
+    """The certificate before goes on serving, which is said, too."""
+    async with world(tmp_path, encrypted()) as it:
+        envoy = it.envoys["10.0.0.1"]
+        envoy.secrets = {"certificate/shop-tls": SecretUse(is_known=True, reads=1)}
+        assert told(await it.reconcile(encrypted())) == LOADED
+        envoy.secrets = {"certificate/shop-tls": SecretUse(is_known=True, reads=2, refusals=1)}
+        found = await it.reconcile(encrypted(), is_resync=True)
+        assert told(found) == ("InvalidCertificateRef", False, SECRET_WAITS_S[0])
+        assert "goes on with what was there before" in found.message
+        it.now_mono += it_waits(found)
+        assert (await it.reconcile(encrypted())).reason == "InvalidCertificateRef"
+        envoy.secrets = {"certificate/shop-tls": SecretUse(is_known=True, reads=4, refusals=2)}
+        it.now_mono += 60
+        assert told(await it.reconcile(encrypted())) == LOADED
+
+
+async def test_a_pod_with_clusters_of_its_own_is_neither_asked_nor_touched(tmp_path: Path) -> None:
+    """It lacks the Secret that the new clusters need, so it keeps those before until it is replaced."""
+    edited = proxy("a", generation=2)
+    edited["spec"]["backends"][0]["tls"] = {"serverName": "a.internal", "caSecretName": "internal-ca"}
+    async with world(tmp_path, proxy("a")) as it:
+        assert told(await it.reconcile(proxy("a"))) == LOADED
+        assert told(await it.reconcile(edited)) == ("OlderPodServes", False, None)
+        assert it.target == files_of(edited)
+        assert (it.envoys["10.0.0.1"].asked, it.touches) == (1, 0)
