@@ -34,8 +34,8 @@ from tests.e2e.reload.traffic import Tally, Traffic
 from tests.e2e.shipped import CRDS, operator_identity
 
 PODS: Final = (1, 10, 50)
-EDITS: Final = 40
-UNTOUCHED_EDITS: Final = 3
+EDITS: Final = 30
+UNTOUCHED_EDITS: Final = 2
 ROLLOUTS: Final = 2
 MOST_ROLLED: Final = 10
 """With more Pods, rollouts are not tried: they take minutes, and nobody doubts it."""

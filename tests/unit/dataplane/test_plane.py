@@ -21,7 +21,8 @@ from operator_app.desired import children
 from operator_app.envoy.files import CLUSTERS_FILE, Files, rendered, version_of
 from operator_app.results import Outcome, Problem, Programming
 from tests.unit.dataplane.pod_objects import pod
-from tests.unit.scripted_api import ScriptedApi, components, refused_by_policy
+from tests.unit.scripted_api import Answer as ApiAnswer
+from tests.unit.scripted_api import ScriptedApi, components, refused, refused_by_policy
 
 pytestmark = pytest.mark.anyio
 
@@ -348,6 +349,35 @@ async def test_a_pod_that_may_not_be_touched_is_told(tmp_path: Path) -> None:
         found = await it.reconcile(edited)
         assert found.reason == "Loading"
         assert "no touching" in found.message
+        it.deliver()
+        assert told(await it.reconcile(edited)) == LOADED
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        refused(401, "Unauthorized"),
+        refused(403, "Forbidden"),
+        refused(404, "NotFound"),
+        refused(409, "Conflict"),
+        refused(422, "Invalid"),
+        refused(429, "TooManyRequests"),
+        refused(500, "InternalError"),
+        refused(503, "ServiceUnavailable"),
+    ],
+    ids=["401", "403", "404", "409", "422", "429", "500", "503"],
+)
+async def test_a_touch_that_fails_is_made_again(fault: ApiAnswer, tmp_path: Path) -> None:
+    """Whatever the API server answers to a touch, the reconcile goes on, and the next one touches once more."""
+    edited = proxy("b", "a", generation=2)
+    async with world(tmp_path, proxy("a", "b")) as it:
+        await it.reconcile(proxy("a", "b"))
+        it.api.add(("patch Pod/status", fault))
+        assert (await it.reconcile(edited)).reason == "Loading"
+        it.api.add(("patch Pod/status", touched("web-1", "10.0.0.1", files_of(edited).revision)))
+        assert (await it.reconcile(edited)).reason == "Loading"
+        await it.reconcile(edited)
+        assert it.touches == 1, "the one that came through, and no other"
         it.deliver()
         assert told(await it.reconcile(edited)) == LOADED
 
