@@ -44,11 +44,11 @@ class Use:
 
     @classmethod
     def of(cls, process: int) -> Self:
-        """What a process takes now; ``own_bytes`` without what it shares with others, above all its program."""
+        """What a process takes now; ``own_bytes`` is what it has written, since its program is there once for all."""
         proc = Path(f"/proc/{process}")
         links = [str(each.readlink()) for each in (proc / "fd").iterdir()]
         memory = dict(line.split(":", 1) for line in (proc / "smaps_rollup").read_text().splitlines()[1:])
-        own_kib = sum(int(memory[name].split()[0]) for name in ("Private_Clean", "Private_Dirty"))
+        own_kib = int(memory["Private_Dirty"].split()[0])
         return cls(
             user=proc.stat().st_uid,
             inotify_instances=links.count("anon_inode:inotify"),
