@@ -40,6 +40,7 @@ from operator_app.envoy.messages import CONFIG_DIRECTORY
 from operator_app.pod_placement import pod_placement
 from operator_app.ssa.fields import fields_of
 
+CONTAINER_NAME: Final = "envoy"
 READINESS_PORT_NAME: Final = "readiness"
 METRICS_PORT_NAME: Final = "proxy-metrics"
 _RESERVED_PORT_NAMES: Final = (READINESS_PORT_NAME, METRICS_PORT_NAME)
@@ -252,7 +253,7 @@ def user_id(uid: str) -> int:
 
 def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
     container: Object = {
-        "name": "envoy",
+        "name": CONTAINER_NAME,
         "image": spec.image or default_image,
         "args": [
             "--config-path",

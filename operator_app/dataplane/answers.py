@@ -8,6 +8,15 @@ from typing import Final
 MAX_ANSWER_BYTES: Final = 256 * 1024
 """Of an answer; the names of as many Secrets as a spec can name take less than half of it."""
 
+MOST_WORDS: Final = 400
+"""Of what an Envoy says of a refusal, in characters from the end, which is where the reason stands."""
+
+_REFUSED: Final = re.compile(r"config update (?:rejected|failure): (.+?)(?=\n\[\d{4}-|\n\{|\Z)", re.DOTALL)
+"""In Envoy's log, up to the next entry of it or of the access log."""
+
+_NOISE: Final = re.compile(r"goo\.gle/debug\w+")
+"""With which Envoy marks texts that nobody shall parse."""
+
 _VERSION: Final = ".version_text"
 _SECRET: Final = re.compile(r"sds\.(?P<name>.+)\.(?P<what>update_success|key_rotation_failed)")
 _KNOWN: Final = re.compile(r".+?\.ssl\.certificate\.(?P<name>.+)\.expiration_unix_time_seconds")
@@ -91,6 +100,18 @@ def parsed(text: str) -> Answer:
     if not versions:
         raise ValueError("no version of any file")
     return Answer(versions, refusals, warming, secrets)
+
+
+def refusal_in(log: str) -> str:
+    """Why an Envoy has refused a file the last time, by its log; empty where that does not say.
+
+    What it says of Secrets does not count: that is not about a file of the ConfigMap.
+    """
+    about_files = [words for words in _REFUSED.findall(log) if "/etc/envoy-" not in words]
+    if not about_files:
+        return ""
+    words = " ".join(_NOISE.sub("", about_files[-1]).split())
+    return words if len(words) <= MOST_WORDS else f"... {words[-MOST_WORDS:]}"
 
 
 def _secret(statistic: str, value: str, known: Mapping[str, SecretUse]) -> Mapping[str, SecretUse] | None:

@@ -75,13 +75,17 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Files that an Envoy has refused, by their digest and the proxy's generation, and the texts before them."""
+    """Files that an Envoy has refused, by their digest and the proxy's generation, and the texts before them.
+
+    ``words`` are Envoy's, empty where they could not be read.
+    """
 
     digest: str
     generation: int
     pod: str
     file: str
     texts: Mapping[str, str]
+    words: str
 
 
 @dataclass(slots=True)

@@ -20,11 +20,11 @@ import structlog
 
 from operator_app.api.kinds import ANNOTATION_CONFIGURATION, CONFIG_MAP, POD, Key, Kind, Object, key_of
 from operator_app.apply import Result
-from operator_app.dataplane.answers import Answer
+from operator_app.dataplane.answers import Answer, refusal_in
 from operator_app.dataplane.asking import Ask, UnreachableError
 from operator_app.dataplane.memory import Asked, Memory, Refusal, refused_file
 from operator_app.dataplane.pods import Pod, pod_of
-from operator_app.desired import controller_uid
+from operator_app.desired import CONTAINER_NAME, controller_uid
 from operator_app.envoy.files import Files, version_of, with_texts
 from operator_app.envoy.secrets import CERTIFICATE_PREFIX
 from operator_app.envoy.transition import next_files
@@ -49,6 +49,10 @@ _NOT_WRITTEN: Final = Programming(
     is_true=False, reason="ConfigMapNotReady", message="the ConfigMap does not have the declared configuration yet"
 )
 _LOADED: Final = Programming(is_true=True, reason="Loaded", message="every serving proxy has loaded the configuration")
+
+LOG_LINES: Final = 2_000
+MAX_LOG_BYTES: Final = 1024 * 1024
+"""Of a log, once for each refusal: what a proxy under a thousand requests a second writes within a second or two."""
 
 MAX_PODS: Final = 256
 """Pods of one proxy that are looked at: more than the replicas of a proxy twice over, and anybody can label a Pod."""
@@ -172,9 +176,13 @@ class DataPlane:
             refused = refused_file(asked.answer, answer, target)
             asked.answered(answer, now_mono=self._mono())
             if refused is not None and memory.previous and memory.refusal is None:
-                generation = proxy["metadata"]["generation"]
-                memory.refusal = Refusal(files.digest, generation, pod.key.name, refused, dict(memory.previous))
-                log.warning("configuration_refused", proxy=str(key_of(proxy)), pod=pod.key.name, file=refused)
+                generation, texts = proxy["metadata"]["generation"], dict(memory.previous)
+                memory.refusal = Refusal(files.digest, generation, pod.key.name, refused, texts, words="")
+                words = await self._words(pod)
+                memory.refusal = replace(memory.refusal, words=words)
+                log.warning(
+                    "configuration_refused", proxy=str(key_of(proxy)), pod=pod.key.name, file=refused, why=words
+                )
 
         now_mono = self._mono()
         async with anyio.create_task_group() as tasks:
@@ -182,6 +190,17 @@ class DataPlane:
                 asked = memory.asked.setdefault(pod.uid, Asked())
                 if asked.again_at_mono <= now_mono:
                     tasks.start_soon(ask, pod, asked)
+
+    async def _words(self, pod: Pod) -> str:
+        """Why an Envoy has refused a file, in its words; empty where its log can't be read or does not say."""
+        try:
+            text = await self._cluster.log_of(
+                pod.key, container=CONTAINER_NAME, lines=LOG_LINES, most_bytes=MAX_LOG_BYTES
+            )
+        except OperatorError as error:
+            log.warning("log_not_read", pod=str(pod.key), error=str(error))
+            return ""
+        return refusal_in(text)
 
     async def _touch_all(self, pods: Sequence[Pod], token: str) -> str | None:
         """Touch the Pods that do not carry ``token`` yet; returns what kept one from it."""
@@ -273,10 +292,8 @@ class DataPlane:
 
 
 def _refused(refusal: Refusal, namespace: str, wait_s: float | None) -> Programming:
-    message = (
-        f"Envoy in Pod {refusal.pod} refuses {refusal.file}; what was loaded before goes on serving. Why: "
-        f"kubectl logs -n {namespace} {refusal.pod}"
-    )
+    why = refusal.words or f"kubectl logs -n {namespace} {refusal.pod}"
+    message = f"Envoy in Pod {refusal.pod} refuses {refusal.file}; what was loaded before goes on serving. Why: {why}"
     return Programming(
         is_true=False,
         reason="ConfigurationRefused",

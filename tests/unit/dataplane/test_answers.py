@@ -2,7 +2,7 @@
 
 import pytest
 
-from operator_app.dataplane.answers import SecretUse, parsed
+from operator_app.dataplane.answers import MOST_WORDS, SecretUse, parsed, refusal_in
 
 TEXT = """\
 cluster_manager.cds.version_text: "sha256:1"
@@ -93,3 +93,31 @@ def test_secrets_that_are_used() -> None:
     assert answer.unusable(answer.secrets) == []
     assert answer.secrets["certificate/shop.tls"] == SecretUse(is_known=True, reads=3, refusals=2)
     assert answer.versions == parsed(TEXT).versions
+
+
+ENTRY = "[2026-11-30 15:28:49.668][9][warning][config] [file.cc:81] Filesystem "
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", ""),
+        (ENTRY + "started\n", ""),
+        (ENTRY + "config update rejected: no such  field: 'a'\n" + '{"path":"/"}\n', "no such field: 'a'"),
+        (ENTRY + "config update failure: not JSON\n" + ENTRY + "started\n", "not JSON"),
+        (ENTRY + "config update rejected: one\n" + ENTRY + "config update rejected: two\n", "two"),
+        (
+            ENTRY + 'config update rejected: goo.gle/debugonly   \nname: "a"\n: no name\n' + '{"path":"/"}\n',
+            'name: "a" : no name',
+        ),
+        (
+            ENTRY + "config update rejected: a\n" + ENTRY + "config update rejected: Invalid path: /etc/envoy-tls/x\n",
+            "a",
+        ),
+        (ENTRY + "config update rejected: " + "x" * 1000, "... " + "x" * MOST_WORDS),
+    ],
+    ids=["empty", "none", "one", "unreadable", "the last", "with the message", "of a Secret", "long"],
+)
+def test_why_a_file_was_refused(log: str, words: str) -> None:
+    """Envoy's last words about a file, in one line of bounded length, without requests of clients."""
+    assert refusal_in(log) == words

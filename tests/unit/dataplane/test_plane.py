@@ -22,7 +22,7 @@ from operator_app.envoy.files import CLUSTERS_FILE, Files, rendered, version_of
 from operator_app.results import Outcome, Problem, Programming
 from tests.unit.dataplane.pod_objects import pod
 from tests.unit.scripted_api import Answer as ApiAnswer
-from tests.unit.scripted_api import ScriptedApi, components, refused, refused_by_policy
+from tests.unit.scripted_api import Line, ScriptedApi, components, refused, refused_by_policy
 
 pytestmark = pytest.mark.anyio
 
@@ -132,6 +132,16 @@ def touched(name: str, ip: str, revision: str) -> Any:  # noqa: ANN401 - a funct
     return answer
 
 
+def touches_of(names: dict[str, str], revision: str) -> list[Line]:
+    """One touch of each of these Pods, by name with their addresses, in any order."""
+
+    def answer(body: Object) -> tuple[int, Object]:
+        found: tuple[int, Object] = touched(body["metadata"]["uid"], names[body["metadata"]["uid"]], revision)(body)
+        return found
+
+    return [("patch Pod/status", answer)] * len(names)
+
+
 @asynccontextmanager
 async def world(
     folder: Path, obj: Object, *, pods: int = 1, touches: int = 0, is_asking: bool = True, **changes: Any
@@ -153,15 +163,7 @@ async def world(
     ]
     api = ScriptedApi()
     for _ in range(touches // pods):
-        api.add(
-            [
-                (
-                    "patch Pod/status",
-                    lambda body: touched(body["metadata"]["uid"], names[body["metadata"]["uid"]], files.revision)(body),
-                )
-            ]
-            * pods
-        )
+        api.add(touches_of(names, files.revision))
     async with components(api, folder, *known) as own:
         found = World(api, is_asking)
         found.envoys = {ip: Envoy(dict(files.versions)) for ip in names.values()}
@@ -246,21 +248,44 @@ async def test_a_step_that_a_pod_never_takes_is_waited_for_within_a_bound(tmp_pa
         assert it.target.texts == files_of(edited).texts
 
 
+def log_of(it: World) -> ApiAnswer:
+    """The log of an Envoy that has refused a file."""
+    assert it.touches
+    return lambda _: (200, {"line": "[2026-11-30 15:28:49][9][warning][config] config update rejected: no such field"})
+
+
+async def test_a_log_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    """Without the right to read it the status says where Envoy's words are."""
+    edited = proxy("b", "a", generation=2)
+    async with world(tmp_path, proxy("a", "b"), touches=1) as it:
+        await it.reconcile(proxy("a", "b"))
+        await it.reconcile(edited)
+        it.envoys["10.0.0.1"].refuses = "rds-http.json"
+        it.deliver()
+        it.api.add(("get Pod/log", refused(403, "Forbidden")))
+        found = await it.reconcile(edited)
+        assert found.reason == "ConfigurationRefused"
+        assert "Why: kubectl logs -n team-a web-1" in found.message
+
+
 @pytest.mark.parametrize("file", [CLUSTERS_FILE, "rds-http.json"])
 async def test_what_an_envoy_refuses_is_taken_back(file: str, tmp_path: Path) -> None:
     """One Pod of two refuses a file: all that was there before returns, and stays until the declaration changes."""
     edited = proxy("b", "a", generation=2)
     edited["spec"]["backends"][0]["endpoints"][0]["port"] = 81
     before = proxy("a", "b")
-    async with world(tmp_path, before, pods=2, touches=4) as it:
+    async with world(tmp_path, before, pods=2, touches=2) as it:
         await it.reconcile(before)
         await it.reconcile(edited)
         it.envoys["10.0.0.2"].refuses = file
         it.deliver()
+        names = {"web-1": "10.0.0.1", "web-2": "10.0.0.2"}
+        it.api.add(("get Pod/log", log_of(it)), touches_of(names, files_of(edited).revision))
         found = await it.reconcile(edited)
         assert told(found) == ("ConfigurationRefused", False, 0.0)
         assert found.needs_user_action
         assert f"Pod web-2 refuses {file}" in found.message
+        assert "Why: no such field" in found.message
 
         await it.reconcile(edited)
         assert it.target.texts == files_of(before).texts
