@@ -140,6 +140,14 @@ bench-scale: $(STAMP) ## What N=1000 proxies of varied specs cost: start, resync
 bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers
 	@$(BIN)/python -m benchmarks.failover $(ARGS)
 
+.PHONY: bench-reload
+bench-reload: $(STAMP) ## Seconds from an edit to its answer by all of 1, 10 and 50 Pods, and what it costs (root; minutes)
+	@$(BIN)/python -m benchmarks.reload $(ARGS)
+
+.PHONY: bench-proxies
+bench-proxies: $(STAMP) ## What an idle proxy takes of a node: inotify instances, open files, memory of 100 (root; minutes)
+	@$(BIN)/python -m benchmarks.proxies $(ARGS)
+
 .PHONY: bench-image
 bench-image: $(STAMP) ## Size of the operator's image, and seconds from a Pod's start to in sync (root; minutes)
 	@$(BIN)/python -m benchmarks.image $(ARGS)

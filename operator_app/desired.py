@@ -34,12 +34,13 @@ from operator_app.api.kinds import (
 )
 from operator_app.api.models import METRICS_PORT, READINESS_PORT, EnvoyProxySpec, Listener, Resources
 from operator_app.api.quantity import canonical, value_of
-from operator_app.envoy import clusters, drain, internal, tls
+from operator_app.envoy import drain, internal, secrets, tls
 from operator_app.envoy.files import MAX_BYTES, Files, is_file, rendered
 from operator_app.envoy.messages import CONFIG_DIRECTORY
 from operator_app.pod_placement import pod_placement
 from operator_app.ssa.fields import fields_of
 
+CONTAINER_NAME: Final = "envoy"
 READINESS_PORT_NAME: Final = "readiness"
 METRICS_PORT_NAME: Final = "proxy-metrics"
 _RESERVED_PORT_NAMES: Final = (READINESS_PORT_NAME, METRICS_PORT_NAME)
@@ -239,9 +240,9 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: 
         "containers": [_container(f"{metadata['namespace']}/{metadata['name']}", spec, files, default_image)],
         "volumes": [
             {"name": "config", "configMap": {"name": metadata["name"] + SUFFIX}},
-            *(_secret_volume(_ca_volume(each), each, clusters.CA_KEY) for each in _ca_secrets(spec)),
+            *(_secret_volume(_ca_volume(each), each, secrets.CA_KEY) for each in _ca_secrets(spec)),
             *(
-                _secret_volume(_tls_volume(each), each, tls.CERTIFICATE_KEY, tls.PRIVATE_KEY_KEY)
+                _secret_volume(_tls_volume(each), each, secrets.CERTIFICATE_KEY, secrets.PRIVATE_KEY_KEY)
                 for each in tls.certificate_secrets(spec.listeners)
             ),
         ],
@@ -256,7 +257,7 @@ def user_id(uid: str) -> int:
 
 def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
     container: Object = {
-        "name": "envoy",
+        "name": CONTAINER_NAME,
         "image": spec.image or default_image,
         "args": [
             "--config-path",
@@ -299,11 +300,11 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_im
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
             *(
-                {"name": _ca_volume(each), "mountPath": clusters.ca_directory(each), "readOnly": True}
+                {"name": _ca_volume(each), "mountPath": secrets.ca_directory(each), "readOnly": True}
                 for each in _ca_secrets(spec)
             ),
             *(
-                {"name": _tls_volume(each), "mountPath": tls.tls_directory(each), "readOnly": True}
+                {"name": _tls_volume(each), "mountPath": secrets.tls_directory(each), "readOnly": True}
                 for each in tls.certificate_secrets(spec.listeners)
             ),
         ],
@@ -316,20 +317,21 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_im
 
 def _ca_secrets(spec: EnvoyProxySpec) -> list[str]:
     """The Secrets with the authorities of backends and of clients."""
-    backends = {each.tls.ca_secret_name for each in spec.backends if each.tls and each.tls.ca_secret_name}
-    return sorted(backends | set(tls.client_ca_secrets(spec.listeners)))
+    return sorted({*tls.backend_ca_secrets(spec.backends), *tls.client_ca_secrets(spec.listeners)})
 
 
 def _secret_volume(name: str, secret: str, *keys: str) -> Object:
-    return {"name": name, "secret": {"secretName": secret, "items": [{"key": key, "path": key} for key in keys]}}
+    # Optional, since a Pod without it serves all that does not need it; the kubelet brings it once it is there.
+    items = [{"key": key, "path": key} for key in keys]
+    return {"name": name, "secret": {"secretName": secret, "items": items, "optional": True}}
 
 
 def _tls_volume(secret: str) -> str:
-    return f"tls-{tls.tls_directory(secret).rpartition('/')[2]}"
+    return f"tls-{secrets.tls_directory(secret).rpartition('/')[2]}"
 
 
 def _ca_volume(secret: str) -> str:
-    return f"ca-{clusters.ca_directory(secret).rpartition('/')[2]}"
+    return f"ca-{secrets.ca_directory(secret).rpartition('/')[2]}"
 
 
 def _probe(*, period_s: int, failures: int) -> Object:

@@ -1,19 +1,13 @@
 """Envoy's clusters: one for each backend of a spec. Pure."""
 
-from hashlib import sha256
 from ipaddress import ip_address
 from typing import Final
 
 from operator_app.api.connections import BackendProtocol, BackendTls, BalancingPolicy, OutlierDetection
 from operator_app.api.fields import duration_s
 from operator_app.api.models import Backend, Endpoint
+from operator_app.envoy import secrets
 from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension, typed
-
-CA_DIRECTORY: Final = "/etc/envoy-ca"
-"""Below it, every Secret with authorities of backends has a directory of its own."""
-
-CA_KEY: Final = "ca.crt"
-"""The key of such a Secret."""
 
 SYSTEM_CA_FILE: Final = "/etc/ssl/certs/ca-certificates.crt"
 """The authorities that the image trusts."""
@@ -161,25 +155,21 @@ def _outliers(declared: OutlierDetection | None) -> Message:
     }
 
 
-def ca_directory(secret: str) -> str:
-    """Where the Secret called ``secret`` is mounted."""
-    return f"{CA_DIRECTORY}/{sha256(secret.encode()).hexdigest()[:12]}"
-
-
 def _tls(declared: BackendTls, *, is_http2: bool) -> Message:
     """The socket that speaks TLS, and goes on only with a certificate that has the declared name."""
-    if declared.ca_secret_name is None:
-        trusted: Message = {"filename": SYSTEM_CA_FILE}
-    else:
-        directory = ca_directory(declared.ca_secret_name)
-        trusted = {"filename": f"{directory}/{CA_KEY}", "watched_directory": {"path": directory}}
     context: Message = {
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2", "tls_maximum_protocol_version": "TLSv1_3"},
-        "validation_context": {
-            "trusted_ca": trusted,
-            "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": declared.server_name}}],
-        },
     }
+    verified: Message = {
+        "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": declared.server_name}}]
+    }
+    if declared.ca_secret_name is None:
+        context["validation_context"] = verified | {"trusted_ca": {"filename": SYSTEM_CA_FILE}}
+    else:
+        context["combined_validation_context"] = {
+            "default_validation_context": verified,
+            "validation_context_sds_secret_config": secrets.authorities(declared.ca_secret_name),
+        }
     if is_http2:
         context["alpn_protocols"] = ["h2"]
     return extension(

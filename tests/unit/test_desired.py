@@ -333,7 +333,8 @@ def test_each_secret_is_mounted_once_where_envoy_reads_it() -> None:
     assert keys == {"shop-tls": ["tls.crt", "tls.key"], "partners": ["ca.crt"]}
     texts = "".join(made(spec)[CONFIG_MAP]["data"].values())
     for name, secret in volumes.items():
-        assert all(f'"{mounts[name]}/{each["key"]}"' in texts for each in secret["items"])
+        assert all(f'"{mounts[name]}/..data/{each["key"]}"' in texts for each in secret["items"])
+        assert secret["optional"], "a Pod without it serves all that does not need it"
 
 
 def revision(spec: Object = SPEC) -> str:
@@ -434,6 +435,18 @@ SERVING: Object = {"observedGeneration": 2, "replicas": 1, "updatedReplicas": 1,
 def test_files_of_an_older_revision_stay_while_its_pods_run(status: Object, of: Object, kept: set[str]) -> None:
     """A Pod of the old template that is started again finds what it was rolled out with; afterwards its files go."""
     assert files_with(live(SPEC, status, of=of)) == kept
+
+
+def test_clusters_and_routes_stay_for_pods_that_lack_a_secret() -> None:
+    """An older Pod that does not have the authorities of a backend keeps the files before, all of them."""
+    verified = deepcopy(SPEC)
+    verified["backends"][0]["tls"] = {"serverName": "app.internal", "caSecretName": "internal-ca"}
+    before = made(SPEC)[CONFIG_MAP]["data"]
+    obj = proxy(verified)
+    found = children(obj, parse_spec(obj), default_image="x", live=live(SPEC, SERVING, of=SPEC))
+    data = found[CONFIG_MAP]["data"]
+    assert before.items() <= data.items()
+    assert len(data) > len(before)
 
 
 def test_what_others_have_in_the_config_map_is_not_taken() -> None:

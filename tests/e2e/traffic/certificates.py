@@ -4,7 +4,7 @@ from pathlib import Path
 
 import trustme
 
-from operator_app.envoy.tls import CERTIFICATE_KEY, PRIVATE_KEY_KEY, TLS_DIRECTORY, tls_directory
+from operator_app.envoy.secrets import CERTIFICATE_KEY, PRIVATE_KEY_KEY, TLS_DIRECTORY, tls_directory
 from tests.e2e.envoy.envoy_process import Mount
 
 

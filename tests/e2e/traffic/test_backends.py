@@ -15,8 +15,8 @@ import pytest
 import trustme
 
 from operator_app.api.models import EnvoyProxySpec
-from operator_app.envoy.clusters import CA_DIRECTORY, ca_directory
-from tests.e2e.envoy.envoy_process import NEEDS_ENVOY, EnvoyProcess, eventually, served
+from operator_app.envoy.secrets import CA_DIRECTORY, ca_directory
+from tests.e2e.envoy.envoy_process import NEEDS_ENVOY, EnvoyProcess, Mount, eventually, served
 from tests.e2e.traffic.servers import Reply, Request, Server, ask, serving
 from tests.unit.envoy import cases
 
@@ -200,13 +200,33 @@ def test_a_backends_certificate_is_verified(
     """Only a certificate of the declared authority with the declared name is accepted; TLS 1.3 is spoken."""
     authority, stranger = trustme.CA(), trustme.CA()
     mounted = Path(ca_directory("authority").replace(CA_DIRECTORY, f"{tmp_path}/mount-ca"))
-    mounted.mkdir(parents=True)
-    (authority if is_trusted else stranger).cert_pem.write_to_path(mounted / "ca.crt")
+    mounted.parent.mkdir()
+    Mount(mounted).swap({"ca.crt": (authority if is_trusted else stranger).cert_pem.bytes().decode()})
     with Tls(authority.issue_cert(certified), ssl.TLSVersion.TLSv1_3) as server:
         tls = {"serverName": asked, "caSecretName": "authority"}
         with served(server), EnvoyProcess(spec_of([server], tls=tls), tmp_path) as proxy:
             assert ask(proxy, "http", "/").status == status
         assert set(server.names) == {"app.internal"}
+
+
+@pytest.mark.reload
+@pytest.mark.parametrize("first", [{}, {"ca.crt": "x"}], ids=["missing", "broken"])
+def test_authorities_that_come_late_are_used(tmp_path: Path, app: Server, first: dict[str, str]) -> None:
+    """Without them that backend is not asked and the other one is; once they are there, it is."""
+    authority = trustme.CA()
+    mounted = Path(ca_directory("authority").replace(CA_DIRECTORY, f"{tmp_path}/mount-ca"))
+    mounted.parent.mkdir()
+    mount = Mount(mounted)
+    mount.swap(first)
+    with Tls(authority.issue_cert("app.internal"), ssl.TLSVersion.TLSv1_3) as server:
+        tls = {"serverName": "app.internal", "caSecretName": "authority"}
+        routes = [cases.http({"backend": "tls", "match": {"pathPrefix": "/tls"}}, {"backend": "app"})]
+        spec = cases.spec(routes, [server.declared() | {"name": "tls", "tls": tls}, app.declared()])
+        with served(server), EnvoyProcess(spec, tmp_path) as proxy:
+            assert ask(proxy, "http", "/tls").status == 503
+            assert ask(proxy, "http", "/").status == 200
+            mount.swap({"ca.crt": authority.cert_pem.bytes().decode()})
+            eventually(lambda: True if ask(proxy, "http", "/tls").status == 200 else None, "the backend")
 
 
 def test_a_service_of_the_namespace_is_its_name(apps: list[Server]) -> None:
