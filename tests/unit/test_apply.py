@@ -331,6 +331,7 @@ async def test_what_unblocks_a_repair_and_the_repair_after_it_mean_exactly_what_
     pins = [{name: each.body["metadata"][name] for name in ("uid", "resourceVersion")} for each in api.sent]
     assert pins == [{"uid": "child-uid", "resourceVersion": version} for version in ("20", "20", "21")]
     assert [each.is_forced for each in api.sent] == [True, False, True]
+    assert api.body("patch Service")["spec"] == {"ports": [PORT]}, "what unblocks, and nothing beside it"
 
 
 async def test_what_unblocks_a_repair_of_an_object_that_moved_on_is_not_sent_again(tmp_path: Path) -> None:
