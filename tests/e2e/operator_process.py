@@ -107,6 +107,12 @@ class OperatorProcess:
         """Whether the process has not ended yet."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """The process id of the latest run."""
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """End it the way a kubelet does and wait. Raises ``AssertionError`` when its exit code is not 0."""
         if self._process is None or self._process.poll() is not None:
