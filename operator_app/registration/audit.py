@@ -60,7 +60,7 @@ class FindingKind(StrEnum):
     """A record of a live proxy under a hostname that is not in its entry."""
     CLAIM_WITHOUT_PROXY = "claim-without-proxy"
     REMOVAL_PENDING = "removal-pending"
-    """The proxy was deleted while a registry was down; the operator goes on trying to remove its records."""
+    """What is not declared any more is outside while a registry is down; the operator goes on trying to remove it."""
     DANGLING_ADDRESS = "dangling-address"
     """An address of a deleted proxy is left outside, because the proof that the operator wrote it was removed."""
     NEWER_RECORD = "newer-record"
@@ -159,6 +159,8 @@ def _of_entries(survey: Survey) -> list[Finding]:
                 kind = FindingKind.DANGLING_ADDRESS
                 found += [Finding(kind, *each, entry.proxy, entry.uid) for each in sorted(entry.names)]
             continue
+        kind = FindingKind.REMOVAL_PENDING
+        found += [Finding(kind, *each, entry.proxy, entry.uid) for each in sorted(entry.retiring)]
         if entry.object["spec"].get("generation", 0) > survey.generations.get(entry.uid, math.inf):
             found.append(Finding(FindingKind.NEWER_RECORD, IN_CLUSTER, name, entry.proxy, entry.uid))
         if survey.policies and entry.hostname is not None and entry.proxy.namespace in survey.labels:
