@@ -19,6 +19,7 @@ from operator_app.registration.audit import (
     as_json,
     findings,
     fix,
+    held_by_pause,
     orphans,
     refusal,
     resting,
@@ -111,6 +112,18 @@ def test_every_finding_is_explained() -> None:
     """docs/operations.md has a row for each name that the audit prints."""
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     assert [each.value for each in FindingKind if f"| `{each.value}` |" not in page] == []
+
+
+def test_what_a_paused_proxy_keeps_is_listed_and_is_no_finding() -> None:
+    """Its hostname stays as it was, whatever the spec declares meanwhile; one that is the same is nothing to tell."""
+    entry, records = LedgerEntry(an_entry(hostname="a.b")), {"dns": (OutsideRecord("one", "a.b"),)}
+    claims = (a_claim("a.b", "one"),)
+    for paused, kept in (({}, 0), ({"one": "a.b"}, 0), ({"one": "c.d"}, 1), ({"one": None}, 1)):
+        survey = Survey({"one": PROXY}, (entry,), claims, records, paused=paused)
+        assert findings(survey) == ()
+        assert len(held_by_pause(survey)) == kept
+        told = json.loads(as_json(survey, (), (), {}))["paused"]
+        assert told == [{"hostname": "a.b", "proxy": str(PROXY)}] * kept
 
 
 def test_consistent_objects_give_no_findings() -> None:
