@@ -322,7 +322,7 @@ class Operator:
             Backoff(base_s=self._settings.backoff_base_s, cap_s=self._settings.backoff_cap_s, rand=random.random),
             CircuitBreaker(rand=random.random),
             policies=Policies(self._store, self._cluster, apexes=self._settings.dns_zones),
-            orphan_limit=self._settings.kept_per_tenant,
+            kept_limit=self._settings.kept_per_tenant,
             tenant_of=self._triggers.tenant_of,
             mono=time.monotonic,
         )

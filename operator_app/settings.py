@@ -128,7 +128,8 @@ class Settings(BaseSettings):
         100,
         ge=0,
         le=100_000,
-        description="hostnames of one tenant that may rest, and records that deletionPolicy Orphan may keep for it",
+        description="hostnames of one tenant that may rest, records that deletionPolicy Orphan may keep for it, and "
+        "removals that may be pending for it after abandon_after_s",
     )
     operator_id: str | None = Field(
         None,
