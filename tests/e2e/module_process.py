@@ -37,6 +37,12 @@ class ModuleProcess:
         with contextlib.chdir(ROOT):
             self._process.start()
 
+    @property
+    def pid(self) -> int:
+        """Its process id, which is that of its session, too."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def poll(self) -> int | None:
         """The exit code, negative for a signal; ``None`` while it runs."""
         return self._process.exitcode
@@ -51,8 +57,8 @@ class ModuleProcess:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
-        if self._process.is_alive() and self._process.pid is not None:
-            os.kill(self._process.pid, number)
+        if self._process.is_alive():
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""
