@@ -105,8 +105,8 @@ mutants: $(STAMP) ## Wrong versions of the modules that carry the guarantees, ag
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: faults
-faults: $(STAMP) ## Every fault at every point, a quarter of an hour; writes docs/reliability.md
-	@$(BIN)/python -m tests.e2e.faults
+faults: $(STAMP) ## Every fault at every point, half an hour; writes docs/reliability.md
+	@$(BIN)/python -m tests.e2e.faults $(ARGS)
 
 .PHONY: demo
 demo: $(STAMP) ## A local API server, the operator and a sample proxy, shown and stopped again
@@ -135,6 +135,14 @@ bench-hostile: $(STAMP) ## Memory, event loop and another tenant's waits beside 
 .PHONY: bench-scale
 bench-scale: $(STAMP) ## What N=1000 proxies of varied specs cost: start, resync, memory, event loop
 	@$(BIN)/python -m benchmarks.scale $(N)
+
+.PHONY: bench-converge
+bench-converge: $(STAMP) ## First reconciles against the same writes by a bare script; ARGS=--profile says where CPU goes
+	@$(BIN)/python -m benchmarks.converge $(ARGS)
+
+.PHONY: bench-recreate
+bench-recreate: $(STAMP) ## Seconds until a child is there again after a deletion in the foreground (two minutes)
+	@$(BIN)/python -m benchmarks.recreate $(ARGS)
 
 .PHONY: bench-failover
 bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers

@@ -84,6 +84,7 @@ def children(
     *,
     default_image: str,
     installation: str = OPERATOR_NAMESPACE,
+    run_as_user: bool = True,
     live: Mapping[Kind, Object | None] = MappingProxyType({}),
     files: Files | None = None,
 ) -> dict[Kind, Object]:
@@ -91,13 +92,14 @@ def children(
 
     ``files`` are what the ConfigMap should have now, by default what ``spec`` declares. ``live`` are the children as
     they are known: as long as Pods of an older revision run, the ConfigMap keeps the files that these read, so that one
-    of them that is started again runs what it was rolled out with; nothing else of ``live`` is used. Raises
-    ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
+    of them that is started again runs what it was rolled out with; nothing else of ``live`` is used. Without
+    ``run_as_user`` the platform says as which Linux user the Pods run. Raises ``TerminalError`` if the Envoy
+    configuration does not fit into a ConfigMap.
     """
     files = files or rendered(spec)
     bodies: dict[Kind, Object] = {
         CONFIG_MAP: {"data": _files_in_use(proxy, files, live) | dict(files.texts)},
-        DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, files, default_image)},
+        DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, files, default_image, run_as_user=run_as_user)},
         SERVICE: {"spec": _service_spec(proxy, spec)},
         **_optional_bodies(proxy, spec),
     }
@@ -201,7 +203,9 @@ def _labels(name: str) -> dict[str, str]:
     return selector_labels(name) | {"app.kubernetes.io/component": "proxy", LABEL_MANAGED_BY: FIELD_MANAGER}
 
 
-def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
+def _deployment_spec(
+    proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str, *, run_as_user: bool
+) -> Object:
     name = proxy["metadata"]["name"]
     # With an autoscaler the number of Pods is its alone: an apply that had it would undo what the load asked for.
     replicas = {} if spec.autoscaling else {"replicas": spec.replicas}
@@ -214,14 +218,15 @@ def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_
                 "labels": spec.pod_labels | _labels(name) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
                 "annotations": spec.pod_annotations | {ANNOTATION_REVISION: files.revision},
             },
-            "spec": _pod_spec(proxy, spec, files, default_image),
+            "spec": _pod_spec(proxy, spec, files, default_image, run_as_user=run_as_user),
         },
     }
 
 
-def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
+def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str, *, run_as_user: bool) -> Object:
     metadata = proxy["metadata"]
     user = user_id(metadata["uid"])
+    runs_as = {"runAsUser": user, "runAsGroup": user} if run_as_user else {}
     return {
         "automountServiceAccountToken": False,
         # Else each Pod gets environment variables of the Services that exist when it starts, which nothing reads.
@@ -229,8 +234,7 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: 
         "terminationGracePeriodSeconds": drain.TERMINATION_GRACE_S,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": user,
-            "runAsGroup": user,
+            **runs_as,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(f"{metadata['namespace']}/{metadata['name']}", spec, files, default_image)],

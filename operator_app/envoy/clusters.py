@@ -18,6 +18,9 @@ RETRY_BUDGET_PERCENT: Final = 20
 add to the load of a backend that fails because of it."""
 
 
+_EJECTION_CHECK_S: Final = 10.0
+
+
 def cluster_name(backend: str) -> str:
     """The name of the cluster of the backend called ``backend``."""
     return f"backend/{backend}"
@@ -141,6 +144,10 @@ def _outliers(declared: OutlierDetection | None) -> Message:
             "consecutive_5xx": declared.consecutive_errors,
             "base_ejection_time": f"{duration_s(declared.ejection_time):g}s",
             "max_ejection_percent": declared.max_ejected_percent,
+            # How often Envoy looks whose time is over; its default would make ten seconds of any shorter time.
+            "interval": f"{min(duration_s(declared.ejection_time), _EJECTION_CHECK_S):g}s",
+            # Else the next health check that succeeds would let in again who fails requests.
+            "successful_active_health_check_uneject_host": False,
             # Else one endpoint is left out whatever the percentage, even if it is the only one.
             "always_eject_one_host": False,
             "enforcing_success_rate": 0,

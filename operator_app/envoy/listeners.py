@@ -82,7 +82,7 @@ def _http_filter(name: str, declared: Listener, routes_file: str) -> Message:
         # The TCP peer is taken for the client, or the one that so many trusted proxies in front say; nothing else of
         # a request's X-Forwarded-For is trusted.
         use_remote_address=True,
-        **({"xff_num_trusted_hops": declared.trusted_hops} if declared.trusted_hops else {}),
+        **({"xff_num_trusted_hops": declared.trusted_hops} if declared.trusted_hops else _without_claims()),
         **({"http_protocol_options": old} if old else {}),
         max_request_headers_kb=limits.max_header_kilobytes,
         normalize_path=True,
@@ -110,6 +110,20 @@ def _http_filter(name: str, declared: Listener, routes_file: str) -> Message:
         http_filters=routes.filters(),
         access_log=[_access_log(_REQUEST_FIELDS)],
     )
+
+
+_CLAIMS: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-real-ip")
+"""Headers by which proxies tell who the client is and what it asked for. X-Forwarded-Proto is always Envoy's own."""
+
+
+def _without_claims() -> Message:
+    """Where nobody in front is trusted, such headers are the client's claims: backends must not see them."""
+    mutation = extension(
+        "envoy.http.early_header_mutation.header_mutation",
+        "http.early_header_mutation.header_mutation.v3.HeaderMutation",
+        mutations=[{"remove": name} for name in _CLAIMS],
+    )
+    return {"early_header_mutation_extensions": [mutation]}
 
 
 def virtual_hosts_bytes(declared: Listener) -> int:

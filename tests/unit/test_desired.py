@@ -286,6 +286,16 @@ def test_the_pod_is_restricted() -> None:
     assert all(mount["readOnly"] for mount in container()["volumeMounts"])
 
 
+def test_the_user_can_be_left_to_the_platform() -> None:
+    """Without ``run_as_user`` neither user nor group is set, so that a platform that gives each namespace one can."""
+    obj = proxy()
+    found = children(obj, parse_spec(obj), default_image="envoy:default", run_as_user=False)[DEPLOYMENT]
+    assert found["spec"]["template"]["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
 def test_each_proxy_has_a_user_of_its_own() -> None:
     """A node's bound on inotify instances of one user is one proxy's alone; the user stays while the proxy does."""
     users = [user_id(f"5d1b2f1e-0000-4000-8000-{number:012}") for number in range(1000)]

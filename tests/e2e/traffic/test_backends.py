@@ -4,6 +4,7 @@ import socket
 import ssl
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,8 @@ from tests.e2e.traffic.servers import Reply, Request, Server, ask, serving
 from tests.unit.envoy import cases
 
 pytestmark = [NEEDS_ENVOY, pytest.mark.traffic]
+
+EJECTION_S = 2
 
 
 def spec_of(servers: list[Server], **backend: Any) -> EnvoyProxySpec:
@@ -103,6 +106,35 @@ def test_a_failing_endpoint_is_left_out_and_the_last_one_never(apps: list[Server
     with balancing(apps[0], outlierDetection=declared) as proxy:
         assert [ask(proxy, "http", "/").status for _ in range(10)] == [500] * 10
     assert len(apps[0].requests) == 10, "the only endpoint is asked each time"
+
+
+def test_all_endpoints_failing_are_not_all_left_out(apps: list[Server]) -> None:
+    """However many may be left out and however all fail, each request is answered by one of them."""
+    for each in apps[:2]:
+        each.script = lambda _: Reply(500)
+    with balancing(*apps[:2], outlierDetection={"consecutiveErrors": 1, "maxEjectedPercent": 90}) as proxy:
+        assert {ask(proxy, "http", "/").status for _ in range(20)} == {500}
+    assert sum(len(each.requests) for each in apps) == 20, "none is refused by the proxy itself"
+
+
+def test_an_endpoint_is_left_out_for_as_long_as_is_declared(apps: list[Server]) -> None:
+    """It comes back after the declared time and not after a health check, which it passes all the while."""
+    is_ill = threading.Event()
+    is_ill.set()
+    apps[0].script = lambda request: Reply(500 if is_ill.is_set() and request.path == "/" else 200, body=b"app0")
+    declared = {
+        "healthCheck": {"path": "/healthz", "interval": "50ms"},
+        "outlierDetection": {"consecutiveErrors": 1, "ejectionTime": f"{EJECTION_S}s"},
+    }
+
+    with balancing(*apps[:2], **declared) as proxy:
+        asked_mono = time.monotonic()
+        while ask(proxy, "http", "/").status != 500:
+            asked_mono = time.monotonic()
+        is_ill.clear()
+        eventually(lambda: True if ask(proxy, "http", "/").body == "app0" else None, "it to come back")
+        assert time.monotonic() - asked_mono >= EJECTION_S
+        assert len([each for each in apps[0].requests if each.path == "/"]) == 2, "nothing in between"
 
 
 def test_circuit_breakers_bound_what_waits(apps: list[Server]) -> None:

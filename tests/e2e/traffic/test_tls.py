@@ -16,34 +16,15 @@ from cryptography import x509
 
 from operator_app.dataplane.answers import parsed
 from operator_app.envoy.internal import LOADED_PATH, READINESS_PATH
-from operator_app.envoy.secrets import (
-    CA_DIRECTORY,
-    CERTIFICATE_KEY,
-    PRIVATE_KEY_KEY,
-    TLS_DIRECTORY,
-    ca_directory,
-    tls_directory,
-)
+from operator_app.envoy.secrets import CA_DIRECTORY, ca_directory
 from tests.e2e.envoy.envoy_process import DEADLINE_S, NEEDS_ENVOY, EnvoyProcess, Mount, eventually
+from tests.e2e.traffic.certificates import Secret
 from tests.e2e.traffic.servers import Server, ask
 from tests.unit.envoy import cases
 
 pytestmark = [NEEDS_ENVOY, pytest.mark.traffic, pytest.mark.reload]
 
 NAME = "shop.test"
-
-
-class Secret:
-    """A mounted Secret with a certificate, that is replaced as a kubelet replaces one."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.mount = Mount(Path(tls_directory(name).replace(TLS_DIRECTORY, f"{directory}/mount-tls")))
-
-    def store(self, certificate: trustme.LeafCert, key: trustme.LeafCert | None = None) -> None:
-        """Replace certificate and key; ``key`` is the certificate whose key is stored, if it is another one."""
-        chain = b"".join(each.bytes() for each in certificate.cert_chain_pems)
-        private = (key or certificate).private_key_pem.bytes()
-        self.mount.swap({CERTIFICATE_KEY: chain.decode(), PRIVATE_KEY_KEY: private.decode()})
 
 
 @contextmanager
@@ -65,8 +46,7 @@ def listening(
         cases.http({"backend": "app"}),
     ]
     with tempfile.TemporaryDirectory() as directory:
-        for each in ("tls", "ca"):
-            (Path(directory) / f"mount-{each}").mkdir()
+        (Path(directory) / "mount-ca").mkdir()
         secret = Secret(Path(directory), "shop-tls")
         if certificate is None:
             secret.mount.swap({})

@@ -58,7 +58,6 @@ OPERATOR_CLUSTER: Final = {
             "delete": "prune where the spec does not ask for it any more",
         }.items()
     },
-    ("", "pods", "get"): "a Pod that a watch has missed",
     ("", "pods", "list"): "start of a watch",
     ("", "pods", "watch"): "learn which proxies serve, where they can be asked, and why others do not",
     ("", "pods/status", "patch"): "one annotation, which makes the kubelet fetch a changed ConfigMap at once",
