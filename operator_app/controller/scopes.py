@@ -21,6 +21,7 @@ from operator_app.api.kinds import (
     LABEL_MANAGED_BY,
     LABEL_TENANT,
     NAMESPACE,
+    NODE,
     POD,
     PROXY_REGISTRATION,
     Key,
@@ -32,6 +33,7 @@ from operator_app.envoy.files import is_file
 from operator_app.kube.store import Index, Keep, Store
 from operator_app.pods import kept_of_pod, owner_uid
 from operator_app.registration.ledger import proxy_of
+from operator_app.registration.nodes import kept_of_node, usable_node
 
 MANAGED_BY_US: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of every object that this operator creates."""
@@ -52,16 +54,19 @@ INDEXES: Final[Mapping[Kind, Index]] = {
     **dict.fromkeys(ALL_CHILD_KINDS, controller_uid),
     POD: owner_uid,
 }
-"""Every kind that the store keeps, with the index by which its objects are looked up."""
+"""Every kind that is always watched, with the index by which its objects are looked up."""
 
 
 def indexes_of(installation: str) -> Mapping[Kind, Index]:
-    """The indexes of the operator in this namespace. Claims of others in the cluster are found by name alone."""
+    """The indexes of all kinds that the operator in this namespace keeps.
+
+    Claims of others in the cluster are found by name alone. Nodes are kept where they are watched.
+    """
 
     def claimant(claim: Object) -> Key | None:
         return proxy_of(claim) if claim["spec"].get("installation") == installation else None
 
-    return {**INDEXES, HOSTNAME_CLAIM: claimant}
+    return {**INDEXES, HOSTNAME_CLAIM: claimant, NODE: usable_node}
 
 
 def _kept_of_proxy(proxy: Object) -> Object:
@@ -82,7 +87,12 @@ def _kept_of_config_map(config_map: Object) -> Object:
     return kept | {"data": files} if is_child and files else kept
 
 
-KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map, POD: kept_of_pod}
+KEPT: Final[Mapping[Kind, Keep]] = {
+    ENVOY_PROXY: _kept_of_proxy,
+    CONFIG_MAP: _kept_of_config_map,
+    POD: kept_of_pod,
+    NODE: kept_of_node,
+}
 """What the store keeps of the objects of a kind; of the other kinds it keeps all."""
 
 
@@ -97,9 +107,12 @@ class Scopes:
     """The scopes of one operator. Iterating yields each watched kind with each of its scopes.
 
     ``namespace`` is the operator's own namespace. ``namespaces`` are the served ones; without any, all are served.
+    With ``are_nodes_watched``, nodes are watched as well.
     """
 
-    def __init__(self, store: Store, *, namespace: str, namespaces: Sequence[str]) -> None:
+    def __init__(
+        self, store: Store, *, namespace: str, namespaces: Sequence[str], are_nodes_watched: bool = False
+    ) -> None:
         self._store = store
         self._namespace = namespace
         self._served: tuple[str | None, ...] = tuple(sorted(set(namespaces))) or (None,)
@@ -107,7 +120,8 @@ class Scopes:
         self._served_names = frozenset(self._served)
         self._unsynced = dict.fromkeys(self._served)
         # Namespaces are cluster-scoped: an operator that serves only some need not be allowed to watch them.
-        self.kinds = tuple(kind for kind in INDEXES if kind != NAMESPACE or not namespaces)
+        always = (kind for kind in INDEXES if kind != NAMESPACE or not namespaces)
+        self.kinds = (*always, NODE) if are_nodes_watched else tuple(always)
 
     def __iter__(self) -> Iterator[tuple[Kind, Scope]]:
         for kind in self.kinds:
@@ -149,6 +163,6 @@ class Scopes:
             return {"namespace": self._namespace, "labels": MANAGED_BY_US}
         if kind == HOSTNAME_CLAIM:
             return {"namespace": None, "labels": MANAGED_BY_US}
-        if kind == HOSTNAME_POLICY:
+        if kind in (HOSTNAME_POLICY, NODE):
             return {"namespace": None, "labels": None}
         return {"namespace": namespace, "labels": MANAGED_BY_US}

@@ -17,13 +17,16 @@ from operator_app.api.kinds import (
     HOSTNAME_POLICY,
     LABEL_TENANT,
     NAMESPACE,
+    NODE,
     POD,
     PROXY_REGISTRATION,
+    SERVICE,
     Key,
     Kind,
     Object,
     key_of,
 )
+from operator_app.api.models import ServiceType
 from operator_app.controller.scopes import Scopes
 from operator_app.controller.workqueue import Priority
 from operator_app.desired import proxy_key
@@ -60,10 +63,17 @@ class Triggers:
         self._enqueue = enqueue
         self._newly_synced: set[str | None] = set()
         self._walk = anyio.Lock()
+        self._are_nodes_changed = anyio.Event()
 
     def apply_delta(self, delta: Delta) -> None:
         """Apply what a watch delivered, and enqueue the proxies that each changed object affects."""
+        usable = set(self._store.index_values(NODE)) if delta.kind == NODE else set()
         changed = self._store.apply_delta(delta)
+        if delta.kind == NODE:
+            # A kubelet's report is an event every few minutes, and most change nothing that is published.
+            if usable != set(self._store.index_values(NODE)):
+                self._are_nodes_changed.set()
+            return
         if delta.kind == HOSTNAME_POLICY:
             if any(True for _ in changed):
                 self._enqueue_unclaimed()
@@ -92,12 +102,29 @@ class Triggers:
         """Enqueue the proxy that owns an object and, for a claim, every proxy that declares its hostname."""
         if kind == HOSTNAME_POLICY:
             self._enqueue_unclaimed()
+        if kind == NODE:
+            self._are_nodes_changed.set()
         owner = owner_of(kind, obj)
         affected = {owner} if owner is not None else set()
         if kind == HOSTNAME_CLAIM:
             affected.update(map(key_of, self._store.indexed(ENVOY_PROXY, obj["spec"]["hostname"])))
         for key in affected:
             self.enqueue(key, priority)
+
+    async def enqueue_node_ports(self) -> None:
+        """Enqueue the proxies with a NodePort Service whenever nodes have changed what is published, until cancelled.
+
+        Changes during a walk over the Services share the next one.
+        """
+        while True:
+            await self._are_nodes_changed.wait()
+            self._are_nodes_changed = anyio.Event()
+            turns = Turns()
+            for key in self._store.keys(SERVICE):
+                service = self._store.get(SERVICE, key)
+                if service is not None and service["spec"].get("type") == ServiceType.NODE_PORT:
+                    self.enqueue_affected(SERVICE, service, Priority.REPAIR)
+                await turns.end_if_due()
 
     async def enqueue_shard(self, shard: int) -> None:
         """Enqueue every proxy of a shard, since its last holder may have left any of them half reconciled."""
@@ -168,7 +195,7 @@ class Triggers:
 
 
 def owner_of(kind: Kind, obj: Object) -> Key | None:
-    """The proxy that an object belongs to; ``None`` for a Namespace, whose new label needs none, and for a policy.
+    """The proxy that an object belongs to; ``None`` for a Namespace, whose new label needs none, a policy and a node.
 
     By the object's name and not by its owner reference, so that deletions and removed references find it, too.
     """
@@ -176,7 +203,7 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
         return key_of(obj)
     if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
         return proxy_of(obj)
-    if kind in (NAMESPACE, HOSTNAME_POLICY):
+    if kind in (NAMESPACE, HOSTNAME_POLICY, NODE):
         return None
     return proxy_of_pod(obj) if kind == POD else proxy_key(key_of(obj))
 
