@@ -28,7 +28,7 @@ from operator_app.controller.drift_events import Reporter
 from operator_app.controller.garbage import short_pauses
 from operator_app.controller.periodic_audit import PeriodicAudit
 from operator_app.controller.resync_loop import ResyncLoop
-from operator_app.controller.scopes import KEPT, Scope, Scopes, indexes_of
+from operator_app.controller.scopes import KEPT, SECOND_INDEXES, Scope, Scopes, indexes_of
 from operator_app.controller.sight import Sight
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
@@ -205,7 +205,7 @@ class Operator:
         self._sight = Sight(settings.watch_stale_s)
         self._blind_since: datetime | None = None
         self._has_released = anyio.Event()
-        self._store = Store(indexes_of(settings.namespace), KEPT)
+        self._store = Store(indexes_of(settings.namespace), KEPT, SECOND_INDEXES)
         self._scopes = Scopes(self._store, namespace=settings.namespace, namespaces=settings.namespaces)
         self._elector = self._new_elector(replica)
         self._workers = self._new_workers()
@@ -343,6 +343,7 @@ class Operator:
             leases = Scope(namespace=self._settings.namespace, labels=SELECTOR)
             tasks.start_soon(self._follow, LEASE, leases, self._apply_lease_delta)
             tasks.start_soon(self._run_elector)
+            tasks.start_soon(self._triggers.run)
             tasks.start_soon(self._resync_loop.run)
             tasks.start_soon(self._events.run)
             await self._workers.run(grace_s=self._settings.shutdown_grace_s)
