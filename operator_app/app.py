@@ -293,6 +293,7 @@ class Operator:
             default_image=settings.image,
             tenant_policy=settings.tenant_policy,
             installation=settings.namespace,
+            run_as_user=settings.run_as_user,
             abandon_after_s=settings.abandon_after_s,
             now=_now,
         )
@@ -325,7 +326,7 @@ class Operator:
             Backoff(base_s=self._settings.backoff_base_s, cap_s=self._settings.backoff_cap_s, rand=random.random),
             CircuitBreaker(rand=random.random),
             policies=Policies(self._store, self._cluster, apexes=self._settings.dns_zones),
-            orphan_limit=self._settings.kept_per_tenant,
+            kept_limit=self._settings.kept_per_tenant,
             tenant_of=self._triggers.tenant_of,
             mono=time.monotonic,
         )
