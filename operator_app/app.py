@@ -9,6 +9,7 @@ import random
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -64,6 +65,12 @@ from operator_app.status import StatusWriter
 
 log = structlog.get_logger(__name__)
 
+BALANCE_INTERVAL_S: Final = 60.0
+"""How often the sizes of shards that are ranges are compared, or as often as there are resyncs."""
+
+SWITCH_INTERVAL_S: Final = 0.001
+"""For how long a thread that renders a large spec keeps the interpreter from the event loop, instead of 5 ms."""
+
 RELEASE_TIMEOUT_S: Final = 5.0
 """How long the release of all shards may take at the end; after this, other replicas wait until the Leases expire."""
 
@@ -106,6 +113,7 @@ class Stopping:
 
 
 async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     metrics, health, backpressure = Metrics(), Health(), Backpressure()
     replica = settings.replica_name or _replica_name(settings)
 
