@@ -179,7 +179,7 @@ def reconciled(admin: Kube, namespace: str) -> int:
     while True:
         answer = admin.request("GET", path, params=params).json()
         done += sum(
-            (each.get("status") or {}).get("observedGeneration") == each["metadata"]["generation"]
+            bool((each.get("status") or {}).get("observedGeneration") == each["metadata"]["generation"])
             for each in answer["items"]
         )
         if not answer["metadata"].get("continue"):

@@ -9,6 +9,7 @@ import random
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -28,7 +29,7 @@ from operator_app.controller.drift_events import Reporter
 from operator_app.controller.garbage import short_pauses
 from operator_app.controller.periodic_audit import PeriodicAudit
 from operator_app.controller.resync_loop import ResyncLoop
-from operator_app.controller.scopes import KEPT, Scope, Scopes, indexes_of
+from operator_app.controller.scopes import KEPT, SECOND_INDEXES, Scope, Scopes, indexes_of
 from operator_app.controller.sight import Sight
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
@@ -63,6 +64,12 @@ from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
 
 log = structlog.get_logger(__name__)
+
+BALANCE_INTERVAL_S: Final = 60.0
+"""How often the sizes of shards that are ranges are compared, or as often as there are resyncs."""
+
+SWITCH_INTERVAL_S: Final = 0.001
+"""For how long a thread that renders a large spec keeps the interpreter from the event loop, instead of 5 ms."""
 
 RELEASE_TIMEOUT_S: Final = 5.0
 """How long the release of all shards may take at the end; after this, other replicas wait until the Leases expire."""
@@ -106,6 +113,7 @@ class Stopping:
 
 
 async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     metrics, health, backpressure = Metrics(), Health(), Backpressure()
     replica = settings.replica_name or _replica_name(settings)
 
@@ -205,7 +213,7 @@ class Operator:
         self._sight = Sight(settings.watch_stale_s)
         self._blind_since: datetime | None = None
         self._has_released = anyio.Event()
-        self._store = Store(indexes_of(settings.namespace), KEPT)
+        self._store = Store(indexes_of(settings.namespace), KEPT, SECOND_INDEXES)
         self._scopes = Scopes(
             self._store,
             namespace=settings.namespace,
@@ -350,6 +358,7 @@ class Operator:
             leases = Scope(namespace=self._settings.namespace, labels=SELECTOR)
             tasks.start_soon(self._follow, LEASE, leases, self._apply_lease_delta)
             tasks.start_soon(self._run_elector)
+            tasks.start_soon(self._triggers.run)
             tasks.start_soon(self._resync_loop.run)
             tasks.start_soon(self._triggers.enqueue_node_ports)
             tasks.start_soon(self._events.run)

@@ -32,7 +32,7 @@ from operator_app.desired import controller_uid
 from operator_app.envoy.files import is_file
 from operator_app.kube.store import Index, Keep, Store
 from operator_app.pods import kept_of_pod, owner_uid
-from operator_app.registration.ledger import proxy_of
+from operator_app.registration.ledger import confirmed_hostname_of, proxy_of
 from operator_app.registration.nodes import kept_of_node, usable_node
 
 MANAGED_BY_US: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
@@ -55,6 +55,10 @@ INDEXES: Final[Mapping[Kind, Index]] = {
     POD: owner_uid,
 }
 """Every kind that is always watched, with the index by which its objects are looked up."""
+
+
+SECOND_INDEXES: Final[Mapping[Kind, Index]] = {PROXY_REGISTRATION: confirmed_hostname_of}
+"""By what else objects are looked up."""
 
 
 def indexes_of(installation: str) -> Mapping[Kind, Index]:

@@ -6,7 +6,7 @@ keys of synced namespaces whose shard this replica holds are enqueued: the other
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import anyio
 import structlog
@@ -64,22 +64,24 @@ class Triggers:
         self._newly_synced: set[str | None] = set()
         self._walk = anyio.Lock()
         self._are_nodes_changed = anyio.Event()
+        self._policy_changed = anyio.Event()
+        self._tenants: dict[str, tuple[int, str]] = {}
+        """The tenant of each labelled namespace, with the version of the Namespace that it was read from."""
 
     def apply_delta(self, delta: Delta) -> None:
         """Apply what a watch delivered, and enqueue the proxies that each changed object affects."""
-        usable = set(self._store.index_values(NODE)) if delta.kind == NODE else set()
-        changed = self._store.apply_delta(delta)
         if delta.kind == NODE:
-            # A kubelet's report is an event every few minutes, and most change nothing that is published.
-            if usable != set(self._store.index_values(NODE)):
-                self._are_nodes_changed.set()
+            self._apply_nodes(delta)
             return
-        if delta.kind == HOSTNAME_POLICY:
-            if any(True for _ in changed):
-                self._enqueue_unclaimed()
-            return
-        for obj in changed:
+        for obj in self._store.apply_delta(delta):
             self.enqueue_affected(delta.kind, obj, priority_of(delta, obj))
+
+    def _apply_nodes(self, delta: Delta) -> None:
+        """Apply what the watch of nodes delivered; most reports of kubelets change nothing that is published."""
+        usable = set(self._store.index_values(NODE))
+        self._store.apply_delta(delta)
+        if usable != set(self._store.index_values(NODE)):
+            self._are_nodes_changed.set()
 
     def apply_own_delete(self, delta: Deleted) -> None:
         """Apply a delete that the operator sent itself, so that no reconcile waits for the watch to deliver it."""
@@ -90,24 +92,44 @@ class Triggers:
         """Enqueue the proxies that wait for a hostname which the operator has given back itself."""
         self.enqueue_affected(HOSTNAME_CLAIM, claim, Priority.REPAIR)
 
-    def _enqueue_unclaimed(self) -> None:
-        """Enqueue the proxies that wait for a hostname: a policy that has changed may allow it now."""
+    async def run(self) -> NoReturn:
+        """Enqueue the proxies that wait for a hostname whenever a policy has changed, which may allow it now.
+
+        That looks at every hostname, and other tasks run in between. Policies that change meanwhile share one look.
+        """
+        while True:
+            await self._policy_changed.wait()
+            self._policy_changed = anyio.Event()
+            await self._enqueue_unclaimed()
+
+    async def _enqueue_unclaimed(self) -> None:
+        turns = Turns()
         for hostname in self._store.index_values(ENVOY_PROXY):
             claim = self._store.get(HOSTNAME_CLAIM, Key("", hostname))
-            for proxy in self._store.indexed(ENVOY_PROXY, hostname):
-                if claim is None or claim["spec"]["proxy"]["uid"] != proxy["metadata"]["uid"]:
-                    self.enqueue(key_of(proxy), Priority.REPAIR)
+            owner = None if claim is None else proxy_of(claim)
+            for key in self._store.indexed_keys(ENVOY_PROXY, hostname):
+                if key != owner or claim is None or self._is_of_another(claim, key):
+                    self.enqueue(key, Priority.REPAIR)
+                await turns.end_if_due()
+
+    def _is_of_another(self, claim: Object, key: Key) -> bool:
+        """Whether a claim that names the proxy at ``key`` is one of another incarnation of it."""
+        proxy = self._store.get(ENVOY_PROXY, key)
+        return proxy is not None and claim["spec"]["proxy"]["uid"] != proxy["metadata"]["uid"]
 
     def enqueue_affected(self, kind: Kind, obj: Object, priority: Priority) -> None:
         """Enqueue the proxy that owns an object and, for a claim, every proxy that declares its hostname."""
         if kind == HOSTNAME_POLICY:
-            self._enqueue_unclaimed()
+            self._policy_changed.set()
         if kind == NODE:
             self._are_nodes_changed.set()
+        if kind == NAMESPACE:
+            self._tenants.pop(obj["metadata"]["name"], None)
         owner = owner_of(kind, obj)
         affected = {owner} if owner is not None else set()
         if kind == HOSTNAME_CLAIM:
-            affected.update(map(key_of, self._store.indexed(ENVOY_PROXY, obj["spec"]["hostname"])))
+            # By address alone: thousands of proxies may declare one hostname, and each may be large.
+            affected.update(self._store.indexed_keys(ENVOY_PROXY, obj["spec"]["hostname"]))
         for key in affected:
             self.enqueue(key, priority)
 
@@ -189,7 +211,18 @@ class Triggers:
 
     def tenant_of(self, namespace: str) -> str:
         """The tenant of a namespace, which is its lane in the queue: its tenant label, or its own name without one."""
-        labelled = self._store.get(NAMESPACE, Key("", namespace)) if NAMESPACE in self._scopes.kinds else None
+        key = Key("", namespace)
+        version = self._store.version(NAMESPACE, key) if NAMESPACE in self._scopes.kinds else None
+        if version is None:
+            self._tenants.pop(namespace, None)
+            return namespace
+        known = self._tenants.get(namespace)
+        if known is None or known[0] != version:
+            self._tenants[namespace] = known = (version, self._read_tenant(namespace))
+        return known[1]
+
+    def _read_tenant(self, namespace: str) -> str:
+        labelled = self._store.get(NAMESPACE, Key("", namespace))
         tenant: str | None = labelled["metadata"].get("labels", {}).get(LABEL_TENANT) if labelled else None
         return tenant or namespace
 

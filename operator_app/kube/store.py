@@ -103,6 +103,7 @@ class _Stored(msgspec.Struct, frozen=True, gc=False):
 
     version: int
     index_value: Hashable | None
+    second_value: Hashable | None
     compressed: bytes
 
 
@@ -155,7 +156,8 @@ class _KindStore:
     """The objects of one kind.
 
     ``index`` gives the value by which an object is looked up besides its address, ``by_index`` the addresses for each
-    value. ``dictionary`` is the JSON of the first object, with which all others are compressed.
+    value; ``second`` and ``by_second`` are the same for another value. ``dictionary`` is the JSON of the first object,
+    with which all others are compressed.
 
     A *scope* is what one watch covers: a namespace, or ``None`` for all of them. ``high_water_marks`` has for each
     scope, and for each namespace within it, the newest resourceVersion that its watch or a complete list has shown;
@@ -167,8 +169,10 @@ class _KindStore:
 
     index: Index
     keep: Keep | None = None
+    second: Index | None = None
     objects: dict[Key, _Stored] = field(default_factory=dict)
     by_index: dict[Hashable, set[Key]] = field(default_factory=dict)
+    by_second: dict[Hashable, set[Key]] = field(default_factory=dict)
     dictionary: bytes = b""
     high_water_marks: dict[str | None, int] = field(default_factory=dict)
     listing: dict[str | None, set[Key]] = field(default_factory=dict)
@@ -250,19 +254,23 @@ class _KindStore:
         if not self.dictionary:
             self.dictionary = text[-_WINDOW_BYTES:]
         value = self.index(obj)
-        self.objects[key] = _Stored(version, value, _compressed(text, self.dictionary))
-        if value is not None:
-            self.by_index.setdefault(value, set()).add(key)
+        second = None if self.second is None else self.second(obj)
+        self.objects[key] = _Stored(version, value, second, _compressed(text, self.dictionary))
+        for by, each in ((self.by_index, value), (self.by_second, second)):
+            if each is not None:
+                by.setdefault(each, set()).add(key)
         return True
 
     def remove(self, key: Key) -> None:
         """Remove the object at ``key``, if there is one."""
         stored = self.objects.pop(key, None)
-        if stored is None or stored.index_value is None:
+        if stored is None:
             return
-        self.by_index[stored.index_value].discard(key)
-        if not self.by_index[stored.index_value]:
-            del self.by_index[stored.index_value]
+        for by, value in ((self.by_index, stored.index_value), (self.by_second, stored.second_value)):
+            if value is not None:
+                by[value].discard(key)
+                if not by[value]:
+                    del by[value]
 
     def apply_change(self, obj: Object) -> bool:
         """Apply an event of the watch. Returns whether it was news."""
@@ -321,12 +329,19 @@ class _KindStore:
 class Store:
     """The latest known objects. ``indexes`` names the kinds to keep, and the index of each; ``kept`` what is stored.
 
+    ``second`` has another index for some kinds.
+
     Not safe for threads; no method waits. Each kind is filled by its own watches and by the operator's own writes.
     """
 
-    def __init__(self, indexes: Mapping[Kind, Index], kept: Mapping[Kind, Keep] | None = None) -> None:
-        kept = kept or {}
-        self._kinds = {kind: _KindStore(index, kept.get(kind)) for kind, index in indexes.items()}
+    def __init__(
+        self,
+        indexes: Mapping[Kind, Index],
+        kept: Mapping[Kind, Keep] | None = None,
+        second: Mapping[Kind, Index] | None = None,
+    ) -> None:
+        kept, second = kept or {}, second or {}
+        self._kinds = {kind: _KindStore(index, kept.get(kind), second.get(kind)) for kind, index in indexes.items()}
 
     def is_synced(self, kind: Kind, namespace: str | None) -> bool:
         """Whether a kind has been listed completely at least once, in ``namespace`` or in all of them."""
@@ -348,6 +363,16 @@ class Store:
         """All known objects of a kind whose index has ``value``, in the order of their addresses."""
         objects = self._kinds[kind]
         found = (objects.get(key) for key in sorted(objects.by_index.get(value, ())))
+        return tuple(obj for obj in found if obj is not None)
+
+    def indexed_keys(self, kind: Kind, value: Hashable) -> tuple[Key, ...]:
+        """The addresses of all known objects of a kind whose index has ``value``; none of them is decompressed."""
+        return tuple(self._kinds[kind].by_index.get(value, ()))
+
+    def indexed_second(self, kind: Kind, value: Hashable) -> tuple[Object, ...]:
+        """All known objects of a kind whose second index has ``value``, in the order of their addresses."""
+        objects = self._kinds[kind]
+        found = (objects.get(key) for key in sorted(objects.by_second.get(value, ())))
         return tuple(obj for obj in found if obj is not None)
 
     def index_values(self, kind: Kind) -> tuple[Any, ...]:

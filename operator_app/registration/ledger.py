@@ -22,7 +22,6 @@ from operator_app.api.kinds import (
     Key,
     Kind,
     Object,
-    key_of,
 )
 from operator_app.api.records import RecordState
 from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck
@@ -176,11 +175,11 @@ class Ledger:
 
     def holder_of(self, hostname: str, *, except_uid: str) -> str | None:
         """The UID of another proxy that declares ``hostname`` and for which a registry has confirmed it, if any."""
-        for proxy in self._store.indexed(ENVOY_PROXY, hostname):
-            uid: str = proxy["metadata"]["uid"]
-            entry = None if uid == except_uid else self.known(key_of(proxy), uid)
-            if entry is not None and entry.hostname == entry.confirmed_hostname == hostname:
-                return uid
+        # By the entries, of which few have it confirmed: thousands of proxies may declare one hostname.
+        for entry in map(LedgerEntry, self._store.indexed_second(PROXY_REGISTRATION, hostname)):
+            proxy = None if entry.uid == except_uid else self._store.get(ENVOY_PROXY, entry.proxy)
+            if proxy is not None and proxy["metadata"]["uid"] == entry.uid and _declares(proxy, hostname):
+                return entry.uid
         return None
 
     def is_declared_by(self, hostname: str, uid: str) -> bool:
@@ -341,6 +340,17 @@ def proxy_of(obj: Object) -> Key:
     """Namespace and name of the proxy that a ProxyRegistration or a HostnameClaim is for."""
     reference = obj["spec"]["proxy"]
     return Key(reference["namespace"], reference["name"])
+
+
+def confirmed_hostname_of(record: Object) -> str | None:
+    """The hostname that a proxy has by its ProxyRegistration, once a registry has confirmed it."""
+    entry = LedgerEntry(record)
+    return entry.hostname if entry.hostname == entry.confirmed_hostname else None
+
+
+def _declares(proxy: Object, hostname: str) -> bool:
+    declared: str | None = ((proxy.get("spec") or {}).get("registration") or {}).get("hostname")
+    return declared == hostname
 
 
 def _object(metadata: Object) -> Object:

@@ -129,22 +129,84 @@ def test_a_claim_enqueues_its_proxy_and_all_that_declare_its_hostname(world: Wor
     assert world.store.keys(HOSTNAME_CLAIM) == ()
 
 
-def test_a_policy_enqueues_the_proxies_that_wait_for_a_hostname(world: World) -> None:
+async def test_a_policy_enqueues_the_proxies_that_wait_for_a_hostname(world: World) -> None:
     """Not those that have theirs, nor those that declare none; its removal does the same."""
-    waiting, served = Key("team-b", "waiting"), Key("team-b", "served")
+    waiting, served, again = (Key("team-b", name) for name in ("waiting", "served", "again"))
     world.change(ENVOY_PROXY, proxy(waiting, hostname="waiting.example.org"))
     world.change(ENVOY_PROXY, proxy(served, hostname="served.example.org"))
+    world.change(ENVOY_PROXY, proxy(again, hostname="again.example.org"))
     world.change(ENVOY_PROXY, proxy())
-    reference = {"namespace": "team-b", "name": "served", "uid": "u-served"}
-    world.change(HOSTNAME_CLAIM, named(Key("", "served.example.org"), hostname="served.example.org", proxy=reference))
+    for name, uid in (("served", "u-served"), ("again", "u-before")):
+        reference = {"namespace": "team-b", "name": name, "uid": uid}
+        hostname = f"{name}.example.org"
+        world.change(HOSTNAME_CLAIM, named(Key("", hostname), hostname=hostname, proxy=reference))
+    expected = [(again, "team-b", Priority.REPAIR), (waiting, "team-b", Priority.REPAIR)]
     policy = named(Key("", "policy"))
-    assert world.change(HOSTNAME_POLICY, policy) == [(waiting, "team-b", Priority.REPAIR)]
     world.enqueued.clear()
-    world.triggers.apply_delta(Deleted(HOSTNAME_POLICY, policy))
-    assert world.enqueued == [(waiting, "team-b", Priority.REPAIR)]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.triggers.run)
+        world.change(HOSTNAME_POLICY, policy)
+        assert await enqueued(world, 2) == expected
+        world.triggers.apply_delta(Deleted(HOSTNAME_POLICY, policy))
+        assert await enqueued(world, 2) == expected
+        world.triggers.enqueue_affected(HOSTNAME_POLICY, policy, Priority.REPAIR)
+        assert await enqueued(world, 2) == expected, "one that a resync has found missing"
+        tasks.cancel_scope.cancel()
+
+
+async def enqueued(world: World, count: int) -> list[tuple[Key, str, Priority]]:
+    """What is enqueued once there are so many, and nothing more comes; it is returned once."""
+    with anyio.fail_after(20):
+        while len(world.enqueued) < count:
+            await anyio.lowlevel.checkpoint()
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+    found, world.enqueued[:] = sorted(world.enqueued), []
+    return found
+
+
+async def test_policies_and_claims_of_many_proxies_hold_nothing_up(world: World) -> None:
+    """Thousands that declare one hostname are found by their addresses, and other tasks run during a look at all."""
+    for number in range(3_000):
+        world.change(ENVOY_PROXY, proxy(Key("team-a", f"p{number}"), hostname="one.example.org"))
+    reads = 0
+    get = world.store.get
+
+    def counted(kind: Kind, key: Key) -> Object | None:
+        nonlocal reads
+        reads += kind == ENVOY_PROXY
+        return get(kind, key)
+
+    world.store.get = counted  # type: ignore[method-assign]
+    reference = {"namespace": "team-a", "name": "p0", "uid": "u-p0"}
+    claim = named(Key("", "one.example.org"), hostname="one.example.org", proxy=reference)
+    assert len(world.change(HOSTNAME_CLAIM, claim)) == 3_000
+    assert reads == 0
     world.enqueued.clear()
-    world.triggers.enqueue_affected(HOSTNAME_POLICY, policy, Priority.REPAIR)
-    assert world.enqueued == [(waiting, "team-b", Priority.REPAIR)], "one that a resync has found missing"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.triggers.run)
+        world.change(HOSTNAME_POLICY, named(Key("", "policy")))
+        assert len(await enqueued(world, 2_999)) == 2_999
+        tasks.cancel_scope.cancel()
+    assert reads <= 1
+
+
+def test_a_tenants_label_is_read_once_and_again_when_it_changes(world: World) -> None:
+    """Also after the label, or the whole Namespace, is gone."""
+
+    def labelled(tenant: str | None) -> Object:
+        metadata = {"name": "team-a", "uid": "n"} | ({"labels": {LABEL_TENANT: tenant}} if tenant else {})
+        return {"metadata": metadata}
+
+    assert world.triggers.tenant_of("team-a") == "team-a"
+    for tenant in ("shop", "shop", "bank"):
+        world.change(NAMESPACE, labelled(tenant))
+        assert [world.triggers.tenant_of("team-a") for _ in range(2)] == [tenant] * 2
+    world.versions += 1
+    gone = labelled("bank")
+    gone["metadata"]["resourceVersion"] = str(world.versions)
+    world.triggers.apply_delta(Deleted(NAMESPACE, gone))
+    assert world.triggers.tenant_of("team-a") == "team-a"
 
 
 def test_a_hostname_that_the_operator_gives_back_wakes_who_waits_for_it(world: World) -> None:
