@@ -144,6 +144,10 @@ bench-converge: $(STAMP) ## First reconciles against the same writes by a bare s
 bench-recreate: $(STAMP) ## Seconds until a child is there again after a deletion in the foreground (two minutes)
 	@$(BIN)/python -m benchmarks.recreate $(ARGS)
 
+.PHONY: bench-sharding
+bench-sharding: $(STAMP) ## What three replicas are sent with server-side sharding and without it (some minutes)
+	@$(BIN)/python -m benchmarks.sharding $(ARGS)
+
 .PHONY: bench-failover
 bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers
 	@$(BIN)/python -m benchmarks.failover $(ARGS)

@@ -23,6 +23,9 @@ _ZONE_LABEL: Final = re.compile(r"[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?")
 _TENANT_WEIGHT: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?=([1-9][0-9]?|100)")
 """A tenant, which is a namespace's name or a label's value (k8s.io/apimachinery, pkg/util/validation), and a weight."""
 
+MOST_WATCHED_SHARDS: Final = 32
+"""With server-side sharding every shard has watches of its own."""
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
@@ -102,6 +105,11 @@ class Settings(BaseSettings):
         20, description="time for reconciles to finish after SIGTERM or when a shard moves"
     )
     shards: int = Field(1, ge=1, le=256, description="parts that replicas divide the namespaces into; the same for all")
+    server_side_sharding: bool = Field(
+        default=False,
+        description="list and watch the namespaces of own shards only, where the API server has ShardedListAndWatch "
+        "(alpha in Kubernetes 1.36); the same for all replicas, with at most 32 shards",
+    )
     replica_name: str | None = Field(
         None,
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
@@ -284,6 +292,19 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _lease_times_are_ordered(self) -> Self:
         LeaseTimes(self.lease_duration_s, self.renew_deadline_s, self.retry_period_s)
+        return self
+
+    @model_validator(mode="after")
+    def _shards_can_be_watched(self) -> Self:
+        if self.server_side_sharding and self.shards > MOST_WATCHED_SHARDS:
+            message = (
+                f"--server-side-sharding allows --shards of up to {MOST_WATCHED_SHARDS}, and not {self.shards}: a "
+                "replica has a watch of each kind for each shard that it holds"
+            )
+            raise ValueError(message)
+        if self.server_side_sharding and self.namespaces:
+            message = "--server-side-sharding divides a whole cluster; leave --namespaces empty"
+            raise ValueError(message)
         return self
 
     @model_validator(mode="after")

@@ -32,6 +32,7 @@ from operator_app.controller.workqueue import Priority
 from operator_app.desired import proxy_key
 from operator_app.kube.deltas import Deleted, Delta, Listed
 from operator_app.kube.fencing import FencingToken
+from operator_app.kube.hash_ranges import Coverage, HashRange
 from operator_app.kube.store import Store
 from operator_app.kube.turns import Turns
 from operator_app.pods import proxy_of_pod
@@ -61,7 +62,7 @@ class Triggers:
         self._scopes = scopes
         self._shards = shards
         self._enqueue = enqueue
-        self._newly_synced: set[str | None] = set()
+        self._newly_synced: set[Coverage] = set()
         self._walk = anyio.Lock()
         self._are_nodes_changed = anyio.Event()
         self._policy_changed = anyio.Event()
@@ -156,25 +157,26 @@ class Triggers:
                 self._enqueue_unknown(key)
             await turns.end_if_due()
 
-    async def enqueue_synced(self, namespace: str | None) -> None:
-        """Enqueue every proxy of a namespace (``None``: of all) that has become synced, where its shard is held.
+    async def enqueue_synced(self, served: Coverage) -> None:
+        """Enqueue every proxy in what has become synced (``None``: all of the cluster), where its shard is held.
 
-        Namespaces that become synced while a walk over the known proxies is in progress share the next one.
+        What becomes synced while a walk over the known proxies is in progress shares the next one.
         """
-        self._newly_synced.add(namespace)
+        self._newly_synced.add(served)
         async with self._walk:
-            namespaces, self._newly_synced = self._newly_synced, set()
-            if not namespaces:
+            synced, self._newly_synced = self._newly_synced, set()
+            if not synced:
                 return
-            counts = dict.fromkeys(namespaces, 0)
+            counts = dict.fromkeys(synced, 0)
             turns = Turns()
             for key in self.known_proxies():
-                for each in namespaces.intersection((None, key.namespace)):
+                for each in synced.intersection((None, self._scopes.serving(key.namespace))):
                     counts[each] += 1
                     self._enqueue_unknown(key)
                 await turns.end_if_due()
         for each, proxies in counts.items():
-            log.info("synced", namespace=each, proxies=proxies)
+            part = {"hashes": each.selector} if isinstance(each, HashRange) else {"namespace": each}
+            log.info("synced", **part, proxies=proxies)
 
     async def enqueue_resync(self) -> AsyncIterator[Key]:
         """Enqueue every known proxy for a resync; yields each that was enqueued."""

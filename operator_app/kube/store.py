@@ -27,6 +27,7 @@ import msgspec
 
 from operator_app.api.kinds import Key, Kind, Object, key_of
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
+from operator_app.kube.hash_ranges import Coverage, HashRange, is_covered
 
 _WINDOW_BYTES: Final = 32_768
 """The format can refer to this much of the end of a preset dictionary (RFC 1951 section 2)."""
@@ -159,8 +160,8 @@ class _KindStore:
     value; ``second`` and ``by_second`` are the same for another value. ``dictionary`` is the JSON of the first object,
     with which all others are compressed.
 
-    A *scope* is what one watch covers: a namespace, or ``None`` for all of them. ``high_water_marks`` has for each
-    scope, and for each namespace within it, the newest resourceVersion that its watch or a complete list has shown;
+    A *scope* is what one watch covers. ``high_water_marks`` has for each scope, in ``range_marks`` where it is a range,
+    and for each namespace within it, the newest resourceVersion that its watch or a complete list has shown;
     each watch progresses by itself, so a single mark for all would be wrong. Nothing else moves a mark, since a
     response says nothing about other objects. ``listing`` has the addresses on the pages so far, for each scope whose
     list is unfinished, and ``synced`` the scopes that were listed completely. ``tombstones`` are in the order in which
@@ -175,18 +176,23 @@ class _KindStore:
     by_second: dict[Hashable, set[Key]] = field(default_factory=dict)
     dictionary: bytes = b""
     high_water_marks: dict[str | None, int] = field(default_factory=dict)
-    listing: dict[str | None, set[Key]] = field(default_factory=dict)
-    synced: set[str | None] = field(default_factory=set)
+    range_marks: dict[HashRange, int] = field(default_factory=dict)
+    listing: dict[Coverage, set[Key]] = field(default_factory=dict)
+    synced: set[Coverage] = field(default_factory=set)
     tombstones: dict[Key, _Tombstone] = field(default_factory=dict)
     readings: dict[Key, list[Reading]] = field(default_factory=dict)
 
-    def advance_high_water_mark(self, scope: str | None, version: int) -> None:
+    def advance_high_water_mark(self, scope: Coverage, version: int) -> None:
         """Record that everything in ``scope`` up to resourceVersion ``version`` was delivered."""
-        self.high_water_marks[scope] = max(self.high_water_marks.get(scope, 0), version)
+        if isinstance(scope, HashRange):
+            self.range_marks[scope] = max(self.range_marks.get(scope, 0), version)
+        else:
+            self.high_water_marks[scope] = max(self.high_water_marks.get(scope, 0), version)
 
     def high_water_mark(self, key: Key) -> int:
         """The resourceVersion up to which everything at ``key`` was delivered."""
-        return max(self.high_water_marks.get(None, 0), self.high_water_marks.get(key.namespace, 0))
+        marks = [self.high_water_marks.get(None, 0), self.high_water_marks.get(key.namespace, 0)]
+        return max(*marks, *(mark for each, mark in self.range_marks.items() if key.namespace in each))
 
     def is_deleted(self, obj: Object, *, as_of: int) -> bool:
         """Whether an object that a list, a response or an event shows as of ``as_of`` has certainly been deleted since.
@@ -294,25 +300,37 @@ class _KindStore:
 
     def apply_page(self, page: Listed) -> tuple[Object, ...]:
         """Apply one page of a list; returns the objects that changed, or with the last page were removed."""
-        as_of = int(page.resource_version)
+        as_of, scope = int(page.resource_version), page.coverage
         if page.first:
-            self.listing[page.namespace] = set()
-        self.listing[page.namespace].update(map(key_of, page.objects))
+            self.listing[scope] = set()
+        self.listing[scope].update(map(key_of, page.objects))
         changed = [obj for obj in page.objects if not self.is_deleted(obj, as_of=as_of) and self.put(obj)]
         if page.last:
-            changed += self._remove_unlisted(page.namespace, as_of)
-            del self.listing[page.namespace]
-            self.advance_high_water_mark(page.namespace, as_of)
-            self.synced.add(page.namespace)
+            changed += self._remove_unlisted(scope, as_of)
+            del self.listing[scope]
+            self.advance_high_water_mark(scope, as_of)
+            self.synced.add(scope)
         return tuple(changed)
 
-    def _remove_unlisted(self, namespace: str | None, as_of: int) -> list[Object]:
+    def discard(self, scope: HashRange) -> None:
+        """Forget everything in ``scope``, whose watch has ended: nothing is known of it any more."""
+        for key in [each for each in self.objects if each.namespace in scope]:
+            self.remove(key)
+        for key in [each for each in self.tombstones if each.namespace in scope]:
+            del self.tombstones[key]
+        for namespace in [each for each in self.high_water_marks if each is not None and each in scope]:
+            del self.high_water_marks[namespace]
+        self.range_marks.pop(scope, None)
+        self.listing.pop(scope, None)
+        self.synced.discard(scope)
+
+    def _remove_unlisted(self, scope: Coverage, as_of: int) -> list[Object]:
         """Remove and return what a complete list does not contain, unless it is newer than the list."""
-        listed = self.listing[namespace]
+        listed = self.listing[scope]
         unlisted = [
             key
             for key, stored in self.objects.items()
-            if key not in listed and namespace in (None, key.namespace) and stored.version <= as_of
+            if key not in listed and is_covered(key.namespace, scope) and stored.version <= as_of
         ]
         removed = []
         for key in unlisted:
@@ -321,7 +339,7 @@ class _KindStore:
                 removed.append(obj)
             self.remove(key)
         for key in [*self.tombstones, *self.readings]:
-            if key not in listed and namespace in (None, key.namespace):
+            if key not in listed and is_covered(key.namespace, scope):
                 self._record_deletion(key, as_of)
         return removed
 
@@ -343,9 +361,13 @@ class Store:
         kept, second = kept or {}, second or {}
         self._kinds = {kind: _KindStore(index, kept.get(kind), second.get(kind)) for kind, index in indexes.items()}
 
-    def is_synced(self, kind: Kind, namespace: str | None) -> bool:
-        """Whether a kind has been listed completely at least once, in ``namespace`` or in all of them."""
-        return not self._kinds[kind].synced.isdisjoint((None, namespace))
+    def is_synced(self, kind: Kind, scope: Coverage) -> bool:
+        """Whether a kind has been listed completely at least once, in ``scope`` or in all namespaces."""
+        return not self._kinds[kind].synced.isdisjoint((None, scope))
+
+    def discard(self, kind: Kind, scope: HashRange) -> None:
+        """Forget every object of a kind in ``scope``, whose watch has ended."""
+        self._kinds[kind].discard(scope)
 
     def get(self, kind: Kind, key: Key) -> Object | None:
         """The latest known version, or ``None`` where none is known; a copy that the caller may modify."""

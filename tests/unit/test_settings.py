@@ -143,3 +143,17 @@ def test_settings_are_immutable() -> None:
     """A setting can't be changed after it was read."""
     with pytest.raises(ValidationError):
         Settings().workers = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"shards": 33}, "--server-side-sharding allows --shards of up to 32, and not 33"),
+        ({"shards": 6, "namespaces": "team-a"}, "leave --namespaces empty"),
+    ],
+)
+def test_server_side_sharding_says_what_it_needs(values: dict[str, Any], said: str) -> None:
+    """It divides a whole cluster, into few shards, since each has watches of its own."""
+    with pytest.raises(ValidationError, match=said):
+        Settings(server_side_sharding=True, **values)
+    assert Settings(server_side_sharding=True, shards=6).shards == 6

@@ -17,6 +17,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.controller.scopes import INDEXES, KEPT, MANAGED_BY_US, Scopes, indexes_of
 from operator_app.kube.deltas import Changed, Listed
+from operator_app.kube.hash_ranges import Coverage
 from operator_app.kube.store import Store
 
 
@@ -35,10 +36,10 @@ def test_the_whole_cluster_is_one_scope_for_each_kind() -> None:
     """Proxies without a selector, tenants' Namespaces, records in the own namespace, and managed children."""
     scopes = dict(scopes_of()[1])
     assert set(scopes) == set(INDEXES)
-    assert scopes[ENVOY_PROXY] == {"namespace": None, "labels": None}
-    assert scopes[NAMESPACE] == {"namespace": None, "labels": LABEL_TENANT}
-    assert scopes[CONFIG_MAP] == {"namespace": None, "labels": MANAGED_BY_US}
-    assert scopes[PROXY_REGISTRATION] == {"namespace": "edge-system", "labels": MANAGED_BY_US}
+    assert scopes[ENVOY_PROXY] == {"namespace": None, "labels": None, "hashes": None}
+    assert scopes[NAMESPACE] == {"namespace": None, "labels": LABEL_TENANT, "hashes": None}
+    assert scopes[CONFIG_MAP] == {"namespace": None, "labels": MANAGED_BY_US, "hashes": None}
+    assert scopes[PROXY_REGISTRATION] == {"namespace": "edge-system", "labels": MANAGED_BY_US, "hashes": None}
 
 
 def test_nodes_are_watched_only_where_their_addresses_are_published() -> None:
@@ -114,7 +115,7 @@ def test_the_records_may_be_listed_last(own: str) -> None:
 def test_a_synced_cluster_has_every_namespace_synced() -> None:
     """Without chosen namespaces the whole cluster is synced at once, whichever list comes last."""
     store, scopes = scopes_of()
-    newly: list[str | None] = []
+    newly: list[Coverage] = []
     for kind, scope in scopes:
         assert not newly
         assert not scopes.is_any_synced
