@@ -23,7 +23,7 @@ from tests.paths import ROOT
 
 SERVICE_ACCOUNT: Final = "operator-app"
 OPERATOR_NAMESPACE: Final = "edge-system"
-START_TIMEOUT_S: Final = 20.0
+START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
 
 OPERATOR: Final = ("tests.e2e.leashed_operator", "run")
