@@ -193,8 +193,8 @@ class Scopes:
         """Whether some served namespace is synced, or those that a new shard may have could be at once."""
         if not self._is_divided:
             return bool(self._synced)
-        shared = (self._scope(kind, None) for kind in SHARED_KINDS)
-        return all(map(self._is_scope_listed, SHARED_KINDS, shared))
+        shared = (kind for kind in self.kinds if kind in SHARED_KINDS)
+        return all(self._is_scope_listed(kind, self._scope(kind, None)) for kind in shared)
 
     def newly_synced(self, listed: Coverage) -> tuple[Coverage, ...]:
         """What is served (``None``: all of the cluster) and has become synced by the complete list of a scope.
