@@ -234,7 +234,12 @@ class Operator:
         self._blind_since: datetime | None = None
         self._has_released = anyio.Event()
         self._store = Store(indexes_of(settings.namespace), KEPT, SECOND_INDEXES)
-        self._scopes = Scopes(self._store, namespace=settings.namespace, namespaces=settings.namespaces)
+        self._scopes = Scopes(
+            self._store,
+            namespace=settings.namespace,
+            namespaces=settings.namespaces,
+            are_nodes_watched=settings.are_nodes_watched,
+        )
         self._elector = self._new_elector(replica)
         self._agreement = self._new_agreement() if settings.server_side_sharding else None
         self._shard_watches = ShardWatches(self._scopes, follow=self._follow, forget=self._sight.forget)
@@ -339,6 +344,7 @@ class Operator:
             report=reporter.child,
             record_event=self._events.record,
             default_image=settings.image,
+            node_port_addresses=settings.node_port_addresses,
             tenant_policy=settings.tenant_policy,
             installation=settings.namespace,
             run_as_user=settings.run_as_user,
@@ -392,8 +398,9 @@ class Operator:
             tasks.start_soon(self._follow, LEASE, leases, self._apply_lease_delta)
             tasks.start_soon(self._run_elector)
             tasks.start_soon(self._keep_balance)
-            tasks.start_soon(self._triggers.run)
+            tasks.start_soon(self._triggers.enqueue_unclaimed)
             tasks.start_soon(self._resync_loop.run)
+            tasks.start_soon(self._triggers.enqueue_node_ports)
             tasks.start_soon(self._events.run)
             await self._workers.run(grace_s=self._settings.shutdown_grace_s)
             with anyio.move_on_after(RELEASE_TIMEOUT_S):

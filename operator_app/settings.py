@@ -144,6 +144,11 @@ class Settings(BaseSettings):
         pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
         description="id of this installation, such as prod-eu; needed, and to be its own, where a registry is outside",
     )
+    node_port_addresses: Literal["none", "external", "internal", "external-or-internal"] = Field(
+        "none",
+        description="addresses of nodes that proxies with a NodePort Service publish: ExternalIP, InternalIP, or the "
+        "second where no node has the first; needs the right to list and watch nodes",
+    )
     powerdns_url: str | None = Field(
         None, description="PowerDNS's HTTP API without its path, for example https://dns.example.com:8081"
     )
@@ -268,6 +273,11 @@ class Settings(BaseSettings):
             self.forbidden_networks,
             self.tenant_forbidden_fields,
         )
+
+    @property
+    def are_nodes_watched(self) -> bool:
+        """Whether addresses of nodes are published."""
+        return self.node_port_addresses != "none"
 
     @property
     def dns_zones(self) -> tuple[str, ...]:

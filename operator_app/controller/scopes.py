@@ -22,6 +22,7 @@ from operator_app.api.kinds import (
     LABEL_MANAGED_BY,
     LABEL_TENANT,
     NAMESPACE,
+    NODE,
     POD,
     PROXY_REGISTRATION,
     Key,
@@ -34,6 +35,7 @@ from operator_app.kube.hash_ranges import Coverage, HashRange, is_covered
 from operator_app.kube.store import Index, Keep, Store
 from operator_app.pods import kept_of_pod, owner_uid
 from operator_app.registration.ledger import confirmed_hostname_of, proxy_of
+from operator_app.registration.nodes import kept_of_node, usable_node
 
 MANAGED_BY_US: Final = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of every object that this operator creates."""
@@ -54,7 +56,7 @@ INDEXES: Final[Mapping[Kind, Index]] = {
     **dict.fromkeys(ALL_CHILD_KINDS, controller_uid),
     POD: owner_uid,
 }
-"""Every kind that the store keeps, with the index by which its objects are looked up."""
+"""Every kind that is always watched, with the index by which its objects are looked up."""
 
 
 SECOND_INDEXES: Final[Mapping[Kind, Index]] = {PROXY_REGISTRATION: confirmed_hostname_of}
@@ -62,12 +64,15 @@ SECOND_INDEXES: Final[Mapping[Kind, Index]] = {PROXY_REGISTRATION: confirmed_hos
 
 
 def indexes_of(installation: str) -> Mapping[Kind, Index]:
-    """The indexes of the operator in this namespace. Claims of others in the cluster are found by name alone."""
+    """The indexes of all kinds that the operator in this namespace keeps.
+
+    Claims of others in the cluster are found by name alone. Nodes are kept where they are watched.
+    """
 
     def claimant(claim: Object) -> Key | None:
         return proxy_of(claim) if claim["spec"].get("installation") == installation else None
 
-    return {**INDEXES, HOSTNAME_CLAIM: claimant}
+    return {**INDEXES, HOSTNAME_CLAIM: claimant, NODE: usable_node}
 
 
 def _kept_of_proxy(proxy: Object) -> Object:
@@ -88,11 +93,16 @@ def _kept_of_config_map(config_map: Object) -> Object:
     return kept | {"data": files} if is_child and files else kept
 
 
-KEPT: Final[Mapping[Kind, Keep]] = {ENVOY_PROXY: _kept_of_proxy, CONFIG_MAP: _kept_of_config_map, POD: kept_of_pod}
+KEPT: Final[Mapping[Kind, Keep]] = {
+    ENVOY_PROXY: _kept_of_proxy,
+    CONFIG_MAP: _kept_of_config_map,
+    POD: kept_of_pod,
+    NODE: kept_of_node,
+}
 """What the store keeps of the objects of a kind; of the other kinds it keeps all."""
 
 
-SHARED_KINDS: Final = frozenset({NAMESPACE, PROXY_REGISTRATION, HOSTNAME_CLAIM, HOSTNAME_POLICY})
+SHARED_KINDS: Final = frozenset({NAMESPACE, PROXY_REGISTRATION, HOSTNAME_CLAIM, HOSTNAME_POLICY, NODE})
 """Kinds whose objects are in no tenant's namespace: every replica watches all of them."""
 
 
@@ -113,12 +123,15 @@ class Scopes:
     """The scopes of one operator. Iterating yields each watched kind with each of its scopes.
 
     ``namespace`` is the operator's own namespace. ``namespaces`` are the served ones; without any, all are served.
+    With ``are_nodes_watched``, nodes are watched as well.
 
     After ``divide`` the tenants' kinds are watched only in the ranges of namespaces between ``open`` and ``close``, and
     each range is served as the namespaces of the settings are.
     """
 
-    def __init__(self, store: Store, *, namespace: str, namespaces: Sequence[str]) -> None:
+    def __init__(
+        self, store: Store, *, namespace: str, namespaces: Sequence[str], are_nodes_watched: bool = False
+    ) -> None:
         self._store = store
         self._namespace = namespace
         self._served: dict[Coverage, None] = dict.fromkeys(sorted(set(namespaces))) or {None: None}
@@ -126,7 +139,8 @@ class Scopes:
         self._unsynced = dict.fromkeys(self._served)
         self._is_divided = False
         # Namespaces are cluster-scoped: an operator that serves only some need not be allowed to watch them.
-        self.kinds = tuple(kind for kind in INDEXES if kind != NAMESPACE or not namespaces)
+        always = (kind for kind in INDEXES if kind != NAMESPACE or not namespaces)
+        self.kinds = (*always, NODE) if are_nodes_watched else tuple(always)
 
     def __iter__(self) -> Iterator[tuple[Kind, Scope]]:
         for kind in self.kinds:
@@ -179,8 +193,8 @@ class Scopes:
         """Whether some served namespace is synced, or those that a new shard may have could be at once."""
         if not self._is_divided:
             return bool(self._synced)
-        shared = (self._scope(kind, None) for kind in SHARED_KINDS)
-        return all(map(self._is_scope_listed, SHARED_KINDS, shared))
+        shared = [kind for kind in self.kinds if kind in SHARED_KINDS]
+        return all(map(self._is_scope_listed, shared, (self._scope(kind, None) for kind in shared)))
 
     def newly_synced(self, listed: Coverage) -> tuple[Coverage, ...]:
         """What is served (``None``: all of the cluster) and has become synced by the complete list of a scope.
@@ -209,7 +223,7 @@ class Scopes:
             return {"namespace": self._namespace, "labels": MANAGED_BY_US, "hashes": None}
         if kind == HOSTNAME_CLAIM:
             return {"namespace": None, "labels": MANAGED_BY_US, "hashes": None}
-        if kind == HOSTNAME_POLICY:
+        if kind in (HOSTNAME_POLICY, NODE):
             return {"namespace": None, "labels": None, "hashes": None}
         labels = None if kind == ENVOY_PROXY else MANAGED_BY_US
         if isinstance(served, HashRange):

@@ -6,7 +6,7 @@ keys of synced namespaces whose shard this replica holds are enqueued: the other
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import anyio
 import structlog
@@ -17,13 +17,16 @@ from operator_app.api.kinds import (
     HOSTNAME_POLICY,
     LABEL_TENANT,
     NAMESPACE,
+    NODE,
     POD,
     PROXY_REGISTRATION,
+    SERVICE,
     Key,
     Kind,
     Object,
     key_of,
 )
+from operator_app.api.models import ServiceType
 from operator_app.controller.scopes import Scopes
 from operator_app.controller.workqueue import Priority
 from operator_app.desired import proxy_key
@@ -62,12 +65,20 @@ class Triggers:
         self._newly_synced: set[Coverage] = set()
         self._walk = anyio.Lock()
         self._policy_changed = anyio.Event()
+        self._are_nodes_changed = anyio.Event()
         self._tenants: dict[str, tuple[int, str]] = {}
         """The tenant of each labelled namespace, with the version of the Namespace that it was read from."""
 
     def apply_delta(self, delta: Delta) -> None:
         """Apply what a watch delivered, and enqueue the proxies that each changed object affects."""
-        for obj in self._store.apply_delta(delta):
+        usable = set(self._store.index_values(NODE)) if delta.kind == NODE else set()
+        changed = self._store.apply_delta(delta)
+        if delta.kind == NODE:
+            # A kubelet's report is an event every few minutes, and most change nothing that is published.
+            if usable != set(self._store.index_values(NODE)):
+                self._are_nodes_changed.set()
+            return
+        for obj in changed:
             self.enqueue_affected(delta.kind, obj, priority_of(delta, obj))
 
     def apply_own_delete(self, delta: Deleted) -> None:
@@ -79,17 +90,17 @@ class Triggers:
         """Enqueue the proxies that wait for a hostname which the operator has given back itself."""
         self.enqueue_affected(HOSTNAME_CLAIM, claim, Priority.REPAIR)
 
-    async def run(self) -> NoReturn:
-        """Enqueue the proxies that wait for a hostname whenever a policy has changed, which may allow it now.
+    async def enqueue_unclaimed(self) -> None:
+        """Enqueue the proxies that wait for a hostname whenever a policy has changed, until cancelled.
 
-        That looks at every hostname, and other tasks run in between. Policies that change meanwhile share one look.
+        That looks at every hostname, and other tasks run in between. Changes during a walk share the next one.
         """
         while True:
             await self._policy_changed.wait()
             self._policy_changed = anyio.Event()
-            await self._enqueue_unclaimed()
+            await self._walk_unclaimed()
 
-    async def _enqueue_unclaimed(self) -> None:
+    async def _walk_unclaimed(self) -> None:
         turns = Turns()
         for hostname in self._store.index_values(ENVOY_PROXY):
             claim = self._store.get(HOSTNAME_CLAIM, Key("", hostname))
@@ -110,6 +121,8 @@ class Triggers:
             self._policy_changed.set()
         if kind == NAMESPACE:
             self._tenants.pop(obj["metadata"]["name"], None)
+        if kind == NODE:
+            self._are_nodes_changed.set()
         owner = owner_of(kind, obj)
         affected = {owner} if owner is not None else set()
         if kind == HOSTNAME_CLAIM:
@@ -117,6 +130,21 @@ class Triggers:
             affected.update(self._store.indexed_keys(ENVOY_PROXY, obj["spec"]["hostname"]))
         for key in affected:
             self.enqueue(key, priority)
+
+    async def enqueue_node_ports(self) -> None:
+        """Enqueue the proxies with a NodePort Service whenever nodes have changed what is published, until cancelled.
+
+        Changes during a walk over the Services share the next one.
+        """
+        while True:
+            await self._are_nodes_changed.wait()
+            self._are_nodes_changed = anyio.Event()
+            turns = Turns()
+            for key in self._store.keys(SERVICE):
+                service = self._store.get(SERVICE, key)
+                if service is not None and service["spec"].get("type") == ServiceType.NODE_PORT:
+                    self.enqueue_affected(SERVICE, service, Priority.REPAIR)
+                await turns.end_if_due()
 
     async def enqueue_shard(self, shard: int) -> None:
         """Enqueue every proxy of a shard, since its last holder may have left any of them half reconciled."""
@@ -199,7 +227,7 @@ class Triggers:
 
 
 def owner_of(kind: Kind, obj: Object) -> Key | None:
-    """The proxy that an object belongs to; ``None`` for a Namespace, whose new label needs none, and for a policy.
+    """The proxy that an object belongs to; ``None`` for a Namespace, whose new label needs none, a policy and a node.
 
     By the object's name and not by its owner reference, so that deletions and removed references find it, too.
     """
@@ -207,7 +235,7 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
         return key_of(obj)
     if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
         return proxy_of(obj)
-    if kind in (NAMESPACE, HOSTNAME_POLICY):
+    if kind in (NAMESPACE, HOSTNAME_POLICY, NODE):
         return None
     return proxy_of_pod(obj) if kind == POD else proxy_key(key_of(obj))
 

@@ -25,6 +25,7 @@ CANDIDATES = (
     "ClusterIP",
     "10.0.0.0/8",
     "ns1.example.com:53",
+    "external",
 )
 """Texts, of which every setting accepts at least one that differs from its default."""
 

@@ -8,6 +8,7 @@ from operator_app.api.kinds import (
     HOSTNAME_CLAIM,
     LABEL_TENANT,
     NAMESPACE,
+    NODE,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -39,6 +40,21 @@ def test_the_whole_cluster_is_one_scope_for_each_kind() -> None:
     assert scopes[NAMESPACE] == {"namespace": None, "labels": LABEL_TENANT, "hashes": None}
     assert scopes[CONFIG_MAP] == {"namespace": None, "labels": MANAGED_BY_US, "hashes": None}
     assert scopes[PROXY_REGISTRATION] == {"namespace": "edge-system", "labels": MANAGED_BY_US, "hashes": None}
+
+
+def test_nodes_are_watched_only_where_their_addresses_are_published() -> None:
+    """All of them, whichever namespaces are served; then no namespace is synced before they are known."""
+    for namespaces in ((), ("a",)):
+        store = Store(indexes_of("edge-system"))
+        scopes = Scopes(store, namespace="edge-system", namespaces=namespaces, are_nodes_watched=True)
+        assert dict(scopes)[NODE] == {"namespace": None, "labels": None, "hashes": None}
+        assert NODE not in Scopes(store, namespace="edge-system", namespaces=namespaces).kinds
+        for kind, scope in scopes:
+            if kind != NODE:
+                listed(store, kind, scope["namespace"])
+                assert scopes.newly_synced(scope["namespace"]) == ()
+        listed(store, NODE, None)
+        assert scopes.newly_synced(None) == (namespaces or (None,))
 
 
 def test_claims_of_other_operators_are_known_by_name_alone() -> None:

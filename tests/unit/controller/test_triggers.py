@@ -14,13 +14,15 @@ from operator_app.api.kinds import (
     LABEL_INSTANCE,
     LABEL_TENANT,
     NAMESPACE,
+    NODE,
     POD,
     PROXY_REGISTRATION,
+    SERVICE,
     Key,
     Kind,
     Object,
 )
-from operator_app.controller.scopes import INDEXES, Scopes
+from operator_app.controller.scopes import Scopes, indexes_of
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workqueue import Priority
 from operator_app.desired import child_key
@@ -42,7 +44,7 @@ class World:
     versions: int = 10
 
     def __post_init__(self) -> None:
-        self.store = Store(INDEXES)
+        self.store = Store(indexes_of("edge-system"))
         self.scopes = Scopes(self.store, namespace="edge-system", namespaces=())
         self.triggers = Triggers(self.store, self.scopes, self, lambda *added: self.enqueued.append(added))
 
@@ -142,7 +144,7 @@ async def test_a_policy_enqueues_the_proxies_that_wait_for_a_hostname(world: Wor
     policy = named(Key("", "policy"))
     world.enqueued.clear()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.triggers.run)
+        tasks.start_soon(world.triggers.enqueue_unclaimed)
         world.change(HOSTNAME_POLICY, policy)
         assert await enqueued(world, 2) == expected
         world.triggers.apply_delta(Deleted(HOSTNAME_POLICY, policy))
@@ -182,7 +184,7 @@ async def test_policies_and_claims_of_many_proxies_hold_nothing_up(world: World)
     assert reads == 0
     world.enqueued.clear()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.triggers.run)
+        tasks.start_soon(world.triggers.enqueue_unclaimed)
         world.change(HOSTNAME_POLICY, named(Key("", "policy")))
         assert len(await enqueued(world, 2_999)) == 2_999
         tasks.cancel_scope.cancel()
@@ -280,6 +282,28 @@ async def test_a_synced_namespace_enqueues_its_proxies_where_the_shard_is_held(w
             tasks.start_soon(world.triggers.enqueue_synced, namespace)
     assert sorted(key.namespace for key, *_ in world.enqueued) == ["team-a", "team-b"]
     assert walks <= 2
+
+
+async def test_a_changed_node_enqueues_the_proxies_with_a_node_port(world: World) -> None:
+    """And no report of a kubelet that changes nothing that is published; a resync that finds a change does it, too."""
+    other, metadata = Key("team-a", "other"), {"name": "node-1", "uid": "n"}
+    world.change(SERVICE, named(child_key(WEB), type="NodePort"))
+    world.change(SERVICE, named(child_key(other), type="LoadBalancer"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.triggers.enqueue_node_ports)
+        for conditions, is_news in (([], True), ([], False), ([{"type": "Ready", "status": "True"}], True)):
+            assert world.change(NODE, {"metadata": dict(metadata), "status": {"conditions": conditions}}) == []
+            await anyio.wait_all_tasks_blocked()
+            assert world.enqueued == ([(WEB, "team-a", Priority.REPAIR)] if is_news else [])
+        world.enqueued.clear()
+        world.triggers.enqueue_affected(NODE, {"metadata": metadata}, Priority.REPAIR)
+        await anyio.wait_all_tasks_blocked()
+        assert world.enqueued == [(WEB, "team-a", Priority.REPAIR)]
+        world.enqueued.clear()
+        world.triggers.apply_delta(Listed(NODE, None, (), "99", first=True, last=True))
+        await anyio.wait_all_tasks_blocked()
+        assert world.enqueued == [(WEB, "team-a", Priority.REPAIR)]
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_resync_enqueues_every_known_proxy_of_the_shards_held(world: World) -> None:
