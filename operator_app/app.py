@@ -398,7 +398,7 @@ class Operator:
             tasks.start_soon(self._follow, LEASE, leases, self._apply_lease_delta)
             tasks.start_soon(self._run_elector)
             tasks.start_soon(self._keep_balance)
-            tasks.start_soon(self._triggers.run)
+            tasks.start_soon(self._triggers.enqueue_unclaimed)
             tasks.start_soon(self._resync_loop.run)
             tasks.start_soon(self._triggers.enqueue_node_ports)
             tasks.start_soon(self._events.run)

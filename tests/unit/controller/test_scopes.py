@@ -47,7 +47,7 @@ def test_nodes_are_watched_only_where_their_addresses_are_published() -> None:
     for namespaces in ((), ("a",)):
         store = Store(indexes_of("edge-system"))
         scopes = Scopes(store, namespace="edge-system", namespaces=namespaces, are_nodes_watched=True)
-        assert dict(scopes)[NODE] == {"namespace": None, "labels": None}
+        assert dict(scopes)[NODE] == {"namespace": None, "labels": None, "hashes": None}
         assert NODE not in Scopes(store, namespace="edge-system", namespaces=namespaces).kinds
         for kind, scope in scopes:
             if kind != NODE:

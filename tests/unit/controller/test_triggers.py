@@ -144,7 +144,7 @@ async def test_a_policy_enqueues_the_proxies_that_wait_for_a_hostname(world: Wor
     policy = named(Key("", "policy"))
     world.enqueued.clear()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.triggers.run)
+        tasks.start_soon(world.triggers.enqueue_unclaimed)
         world.change(HOSTNAME_POLICY, policy)
         assert await enqueued(world, 2) == expected
         world.triggers.apply_delta(Deleted(HOSTNAME_POLICY, policy))
@@ -184,7 +184,7 @@ async def test_policies_and_claims_of_many_proxies_hold_nothing_up(world: World)
     assert reads == 0
     world.enqueued.clear()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.triggers.run)
+        tasks.start_soon(world.triggers.enqueue_unclaimed)
         world.change(HOSTNAME_POLICY, named(Key("", "policy")))
         assert len(await enqueued(world, 2_999)) == 2_999
         tasks.cancel_scope.cancel()
