@@ -101,7 +101,7 @@ histories: $(STAMP) ## EXAMPLES=50 random histories of users, other writers, pol
 	  tests/e2e/apply/test_state_machine.py tests/e2e/apply/test_foreign_bytes.py $(ARGS)
 
 .PHONY: mutants
-mutants: $(STAMP) ## Wrong versions of the modules that carry the guarantees, against their unit tests (a quarter of an hour)
+mutants: $(STAMP) ## Wrong versions of the modules that carry the guarantees, against their unit tests (half an hour)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: faults
