@@ -144,9 +144,21 @@ bench-converge: $(STAMP) ## First reconciles against the same writes by a bare s
 bench-recreate: $(STAMP) ## Seconds until a child is there again after a deletion in the foreground (two minutes)
 	@$(BIN)/python -m benchmarks.recreate $(ARGS)
 
+.PHONY: bench-sharding
+bench-sharding: $(STAMP) ## What three replicas are sent with server-side sharding and without it (some minutes)
+	@$(BIN)/python -m benchmarks.sharding $(ARGS)
+
 .PHONY: bench-failover
 bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers
 	@$(BIN)/python -m benchmarks.failover $(ARGS)
+
+.PHONY: bench-reload
+bench-reload: $(STAMP) ## Seconds from an edit to its answer by all of 1, 10 and 50 Pods, and what it costs (root; minutes)
+	@$(BIN)/python -m benchmarks.reload $(ARGS)
+
+.PHONY: bench-proxies
+bench-proxies: $(STAMP) ## What an idle proxy takes of a node: inotify instances, open files, memory of 100 (root; minutes)
+	@$(BIN)/python -m benchmarks.proxies $(ARGS)
 
 .PHONY: bench-image
 bench-image: $(STAMP) ## Size of the operator's image, and seconds from a Pod's start to in sync (root; minutes)

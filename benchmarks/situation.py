@@ -146,7 +146,7 @@ def in_background(target: Callable[..., None], *arguments: Any) -> Iterator[Base
         process.join()
 
 
-def edit_of(number: int) -> Object:
+def edit_of(number: object) -> Object:
     """A patch of a proxy that changes its Service and makes no Pods, of which no node would run any."""
     return {"spec": {"service": {"annotations": {"example.com/edit": str(number)}}}}
 
@@ -179,7 +179,7 @@ def reconciled(admin: Kube, namespace: str) -> int:
     while True:
         answer = admin.request("GET", path, params=params).json()
         done += sum(
-            (each.get("status") or {}).get("observedGeneration") == each["metadata"]["generation"]
+            bool((each.get("status") or {}).get("observedGeneration") == each["metadata"]["generation"])
             for each in answer["items"]
         )
         if not answer["metadata"].get("continue"):

@@ -9,25 +9,37 @@ import random
 import re
 import signal
 import socket
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NoReturn
 
 import anyio
 import structlog
 from anyio.abc import TaskStatus
 
-from operator_app.api.kinds import FIELD_MANAGER, LEASE, Key, Kind
+from operator_app.api.kinds import FIELD_MANAGER, LEASE, PROXY_REGISTRATION, Key, Kind
 from operator_app.apply import Applier
 from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.drift_events import Reporter
+from operator_app.controller.garbage import short_pauses
 from operator_app.controller.periodic_audit import PeriodicAudit
 from operator_app.controller.resync_loop import ResyncLoop
-from operator_app.controller.scopes import KEPT, Scope, Scopes, indexes_of
+from operator_app.controller.scopes import (
+    KEPT,
+    SECOND_INDEXES,
+    SHARED_KINDS,
+    Scope,
+    Scopes,
+    coverage_of,
+    indexes_of,
+)
+from operator_app.controller.shard_watches import ShardWatches
 from operator_app.controller.sight import Sight
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workers import WorkerPool
@@ -40,11 +52,17 @@ from operator_app.kube import fencing
 from operator_app.kube.client import Cluster, Request
 from operator_app.kube.deltas import Delta, Listed
 from operator_app.kube.events import EventRecorder
+from operator_app.kube.hash_ranges import Coverage
 from operator_app.kube.store import Store
 from operator_app.kube.watch import WatchTimes, follow
 from operator_app.observability.http import Health, serving
 from operator_app.observability.metrics import Metrics
-from operator_app.preflight import refuse_unknown_namespaces, wait_for_cluster_uid, warn_of_settings
+from operator_app.preflight import (
+    refuse_unknown_namespaces,
+    wait_for_cluster_uid,
+    wait_for_filtered_lists,
+    warn_of_settings,
+)
 from operator_app.reconcile import Reconciler
 from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker
@@ -55,13 +73,21 @@ from operator_app.registration.policy import Policies
 from operator_app.registration.registrar import Registrar, Registries
 from operator_app.results import Outcome, ReconcileResult
 from operator_app.settings import Settings
+from operator_app.sharding.agreement import Agreement
 from operator_app.sharding.election import ShardTransition
 from operator_app.sharding.elector import SELECTOR, Elector
 from operator_app.sharding.leases import LeaseTimes
+from operator_app.sharding.ranges import Ranges
 from operator_app.ssa.contention import ContentionTimes, ContentionTracker
 from operator_app.status import StatusWriter
 
 log = structlog.get_logger(__name__)
+
+BALANCE_INTERVAL_S: Final = 60.0
+"""How often the sizes of shards that are ranges are compared, or as often as there are resyncs."""
+
+SWITCH_INTERVAL_S: Final = 0.001
+"""For how long a thread that renders a large spec keeps the interpreter from the event loop, instead of 5 ms."""
 
 RELEASE_TIMEOUT_S: Final = 5.0
 """How long the release of all shards may take at the end; after this, other replicas wait until the Leases expire."""
@@ -105,6 +131,7 @@ class Stopping:
 
 
 async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     metrics, health, backpressure = Metrics(), Health(), Backpressure()
     replica = settings.replica_name or _replica_name(settings)
 
@@ -131,6 +158,7 @@ async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None
         write_timeout_s=settings.write_timeout_s,
         max_connections=settings.max_connections,
         observe=observe,
+        received=lambda kind, size: metrics.received_bytes.labels(kind.kind).inc(size),
         before_write=before_write,
     ) as cluster:
         with serving(settings.http_port, metrics, health) as port:
@@ -139,7 +167,7 @@ async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None
             await refuse_unknown_namespaces(cluster, settings)
             cluster_uid = partial(wait_for_cluster_uid, cluster, beat=health.beat)
             async with open_registries(settings, cluster_uid) as registries, asking() as ask:
-                with fencing.holding(fencing.NO_TOKEN):
+                with fencing.holding(fencing.NO_TOKEN), short_pauses() as garbage:
                     operator = Operator(
                         settings,
                         cluster,
@@ -148,6 +176,7 @@ async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None
                         backpressure,
                         registries,
                         replica=replica,
+                        collect_garbage=garbage.step,
                         ask=ask if settings.ask_pods else None,
                     )
                     stopping.act = operator.stop
@@ -177,7 +206,7 @@ def _clock() -> float:
 class Operator:
     """The parts of one operator, connected."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the application has made before
         self,
         settings: Settings,
         cluster: Cluster,
@@ -187,8 +216,10 @@ class Operator:
         registries: Registries,
         *,
         replica: str,
+        collect_garbage: Callable[[], None] = lambda: None,
         ask: Ask | None = None,
     ) -> None:
+        self._collect_garbage = collect_garbage
         self._settings = settings
         self._cluster = cluster
         self._metrics = metrics
@@ -198,12 +229,20 @@ class Operator:
         self._ask = ask
         self._tasks = anyio.create_task_group()
         self._can_join = anyio.Event()
+        self._reaching = anyio.CancelScope()
         self._sight = Sight(settings.watch_stale_s)
         self._blind_since: datetime | None = None
         self._has_released = anyio.Event()
-        self._store = Store(indexes_of(settings.namespace), KEPT)
-        self._scopes = Scopes(self._store, namespace=settings.namespace, namespaces=settings.namespaces)
+        self._store = Store(indexes_of(settings.namespace), KEPT, SECOND_INDEXES)
+        self._scopes = Scopes(
+            self._store,
+            namespace=settings.namespace,
+            namespaces=settings.namespaces,
+            are_nodes_watched=settings.are_nodes_watched,
+        )
         self._elector = self._new_elector(replica)
+        self._agreement = self._new_agreement() if settings.server_side_sharding else None
+        self._shard_watches = ShardWatches(self._scopes, follow=self._follow, forget=self._sight.forget)
         self._workers = self._new_workers()
         self._triggers = Triggers(self._store, self._scopes, self._elector, self._workers.enqueue)
         self._events = EventRecorder(cluster, instance=socket.gethostname(), now=_now)
@@ -217,7 +256,12 @@ class Operator:
             self._triggers,
             self._applier,
             PeriodicAudit(
-                self._store, registries, metrics, namespace=settings.namespace, namespaces=settings.namespaces
+                self._store,
+                self._scopes,
+                registries,
+                metrics,
+                namespace=settings.namespace,
+                namespaces=settings.namespaces,
             ),
             backpressure,
             metrics,
@@ -236,6 +280,19 @@ class Operator:
             on_change=self._shard_changed,
             clock=_clock,
             now=_now,
+        )
+
+    def _new_agreement(self) -> Agreement:
+        def proxies() -> Counter[str]:
+            # Every proxy has a record, and every replica watches all records.
+            return Counter(key.namespace for key in self._store.index_values(PROXY_REGISTRATION))
+
+        return Agreement(
+            self._cluster,
+            namespace=self._settings.namespace,
+            shards=self._settings.shards,
+            proxies=proxies,
+            on_change=self._elector.divide,
         )
 
     def _new_workers(self) -> WorkerPool:
@@ -287,8 +344,10 @@ class Operator:
             report=reporter.child,
             record_event=self._events.record,
             default_image=settings.image,
+            node_port_addresses=settings.node_port_addresses,
             tenant_policy=settings.tenant_policy,
             installation=settings.namespace,
+            run_as_user=settings.run_as_user,
             abandon_after_s=settings.abandon_after_s,
             now=_now,
         )
@@ -321,7 +380,7 @@ class Operator:
             Backoff(base_s=self._settings.backoff_base_s, cap_s=self._settings.backoff_cap_s, rand=random.random),
             CircuitBreaker(rand=random.random),
             policies=Policies(self._store, self._cluster, apexes=self._settings.dns_zones),
-            orphan_limit=self._settings.kept_per_tenant,
+            kept_limit=self._settings.kept_per_tenant,
             tenant_of=self._triggers.tenant_of,
             mono=time.monotonic,
         )
@@ -334,12 +393,14 @@ class Operator:
         """
         async with self._tasks as tasks:
             tasks.start_soon(self._heartbeat)
-            for kind, scope in self._scopes:
-                tasks.start_soon(self._follow, kind, scope, self._apply_delta)
-            leases = Scope(namespace=self._settings.namespace, labels=SELECTOR)
+            tasks.start_soon(self._start_watches)
+            leases = Scope(namespace=self._settings.namespace, labels=SELECTOR, hashes=None)
             tasks.start_soon(self._follow, LEASE, leases, self._apply_lease_delta)
             tasks.start_soon(self._run_elector)
+            tasks.start_soon(self._keep_balance)
+            tasks.start_soon(self._triggers.enqueue_unclaimed)
             tasks.start_soon(self._resync_loop.run)
+            tasks.start_soon(self._triggers.enqueue_node_ports)
             tasks.start_soon(self._events.run)
             await self._workers.run(grace_s=self._settings.shutdown_grace_s)
             with anyio.move_on_after(RELEASE_TIMEOUT_S):
@@ -350,6 +411,7 @@ class Operator:
         """Begin no further reconcile; ``run`` returns once those in progress have ended."""
         self._health.is_ready = False
         self._elector.leave()
+        self._reaching.cancel()
         self._can_join.set()
         self._workers.stop()
 
@@ -358,6 +420,7 @@ class Operator:
             begun_mono = time.monotonic()
             self._health.beat()
             self._judge_sight()
+            self._collect_garbage()
             self._metrics.queued.set(len(self._workers))
             self._metrics.show_backlogs(await self._workers.backlogs())
             await anyio.sleep(1)
@@ -383,16 +446,39 @@ class Operator:
             log.error("watches_are_stale", kind=kind.kind, since=since)
             self._elector.suspend()
 
+    async def _start_watches(self) -> None:
+        """Watch all that is served, or with server-side sharding what is of no shard, and shards as they are held."""
+        if self._settings.server_side_sharding:
+            kinds = (kind for kind in self._scopes.kinds if kind not in SHARED_KINDS)
+            if await wait_for_filtered_lists(self._cluster, kinds):
+                self._scopes.divide()
+        for kind, scope in self._scopes:
+            self._tasks.start_soon(self._follow, kind, scope, self._apply_delta)
+
     async def _run_elector(self) -> None:
         """Join the election once a served namespace is synced; before, this replica can't reconcile its shards."""
         await self._can_join.wait()
+        if self._agreement is not None:
+            with self._reaching:
+                await self._agreement.reach()
         await self._elector.run()
         self._has_released.set()
 
-    async def _follow(self, kind: Kind, scope: Scope, sink: Callable[[Delta], None]) -> None:
+    async def _keep_balance(self) -> None:
+        """Keep the shards of one size, where they are ranges and the first one is held here."""
+        while self._agreement is not None:
+            await anyio.sleep(min(BALANCE_INTERVAL_S, self._settings.sweep_interval_s))
+            if 0 in self._elector.held:
+                await self._agreement.keep()
+
+    async def _follow(self, kind: Kind, scope: Scope, sink: Callable[[Delta], None]) -> NoReturn:
         def on_error(kind: Kind, error: OperatorError) -> None:
             self._metrics.watch_errors.labels(kind.kind).inc()
             log.warning("watch_failed", kind=kind.kind, namespace=scope["namespace"], error=str(error))
+
+        def on_progress() -> None:
+            if self._scopes.is_served(scope):  # of a watch that is being ended nothing more is expected
+                self._sight.record((kind, coverage_of(scope)), now_mono=time.monotonic())
 
         await follow(
             self._cluster,
@@ -403,24 +489,29 @@ class Operator:
             ),
             rand=random.random,
             on_error=on_error,
-            on_progress=lambda: self._sight.record((kind, scope["namespace"]), now_mono=time.monotonic()),
+            on_progress=on_progress,
             on_restart=lambda how: self._metrics.watch_restarts.labels(kind.kind, how).inc(),
             **scope,
         )
 
     def _apply_delta(self, delta: Delta) -> None:
+        self._metrics.received_objects.labels(delta.kind.kind).inc(
+            len(delta.objects) if isinstance(delta, Listed) else 1
+        )
         self._triggers.apply_delta(delta)
         if isinstance(delta, Listed) and delta.last:
-            self._start_where_synced(delta.namespace)
+            self._start_where_synced(delta.coverage)
 
     def _apply_lease_delta(self, delta: Delta) -> None:
         self._elector.apply_delta(delta)
+        if self._agreement is not None:
+            self._agreement.apply_delta(delta)
         self._become_ready()
 
-    def _start_where_synced(self, listed: str | None) -> None:
-        """Enqueue the proxies of each namespace that the list of a scope has made synced."""
-        for namespace in self._scopes.newly_synced(listed):
-            self._tasks.start_soon(self._triggers.enqueue_synced, namespace)
+    def _start_where_synced(self, listed: Coverage) -> None:
+        """Enqueue the proxies of whatever the list of a scope has made synced."""
+        for served in self._scopes.newly_synced(listed):
+            self._tasks.start_soon(self._triggers.enqueue_synced, served)
         self._become_ready()
 
     def _become_ready(self) -> None:
@@ -432,18 +523,26 @@ class Operator:
     def _shard_changed(self, shard: int, change: ShardTransition) -> None:
         self._metrics.shards_held.set(len(self._elector.held))
         self._metrics.lease_transitions.labels(change.value).inc()
-        if change == ShardTransition.TAKEN:
-            self._tasks.start_soon(self._triggers.enqueue_shard, shard)
+        is_taken = change == ShardTransition.TAKEN
+        if self._scopes.is_whole:
+            if is_taken:
+                self._tasks.start_soon(self._triggers.enqueue_shard, shard)
+        elif is_taken and isinstance(self._elector.division, Ranges):
+            hashes = self._elector.division.range_of(shard)
+            self._shard_watches.begin(shard, hashes, self._apply_delta, self._tasks)
+        else:
+            self._shard_watches.end(shard)
 
     async def _reconcile(self, key: Key, failures: int) -> ReconcileResult | None:
         """Reconcile ``key`` on its shard's fencing token; ``None`` without one or when the shard was lost meanwhile.
 
-        The replica that acquires the shard enqueues the key again. The shard follows from the namespace and not from
-        the tenant, whose label may change: no object may ever belong to two shards.
+        The replica that acquires the shard enqueues the key again. With server-side sharding it may be this one again,
+        which knows nothing of the shard's objects until they are listed. The shard follows from the namespace and not
+        from the tenant, whose label may change: no object may ever belong to two shards.
         """
         token = self._elector.token(key.namespace)
         is_resync = self._resync_loop.pop_pending(key)
-        if token is None:
+        if token is None or not self._scopes.is_synced(key.namespace):
             return None
         self._metrics.count_reconcile(self._triggers.tenant_of(key.namespace))
         result: ReconcileResult | None = None

@@ -68,7 +68,8 @@ def kept_of_pod(pod: Object) -> Object:
         "spec": {
             "containers": [
                 {"name": each["name"], "resources": {"limits": _memory(each)}} for each in pod["spec"]["containers"]
-            ]
+            ],
+            "nodeName": pod["spec"].get("nodeName") or "",
         },
         "status": {
             "podIP": status.get("podIP") or "",

@@ -1,12 +1,12 @@
 """What is checked or read before the operator starts: namespaces, the cluster's identity, and costly settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import anyio
 import structlog
 
-from operator_app.api.kinds import NAMESPACE, Key
+from operator_app.api.kinds import NAMESPACE, Key, Kind
 from operator_app.errors import ConfigurationError, OperatorError, TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.watch import QUIET_S
@@ -91,3 +91,25 @@ async def wait_for_cluster_uid(cluster: Cluster, *, beat: Callable[[], None]) ->
             log.warning("cluster_uid_unread", retry_s=delay_s, error=str(error))
         await anyio.sleep(delay_s)
         delay_s = min(RETRY_CAP_S, delay_s * 2)
+
+
+async def wait_for_filtered_lists(cluster: Cluster, kinds: Iterable[Kind]) -> bool:
+    """Whether the API server filters lists by ranges of its hash of namespaces.
+
+    Waits until each of ``kinds`` can be listed: a replica that can't list what it would serve must not hold shards.
+    """
+    found = []
+    for kind in kinds:
+        delay_s = RETRY_BASE_S
+        while True:
+            try:
+                found.append(await cluster.filters_by_hash(kind))
+                break
+            except OperatorError as error:
+                log.warning("kind_unlisted", kind=kind.kind, retry_s=delay_s, error=str(error))
+            await anyio.sleep(delay_s)
+            delay_s = min(RETRY_CAP_S, delay_s * 2)
+    if not any(found):
+        note = "the API server does not filter by hash (gate ShardedListAndWatch), so all namespaces are watched"
+        log.warning("server_side_sharding_unavailable", note=note)
+    return any(found)

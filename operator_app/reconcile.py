@@ -35,7 +35,7 @@ from operator_app.api.kinds import (
     Object,
     key_of,
 )
-from operator_app.api.models import EnvoyProxySpec, ServiceType, parse_spec, sentence
+from operator_app.api.models import EnvoyProxySpec, parse_spec, sentence
 from operator_app.apply import (
     CONTENDED,
     NAME_CONFLICT,
@@ -49,7 +49,7 @@ from operator_app.apply import (
 )
 from operator_app.cleanup import Cleanup
 from operator_app.dataplane.plane import DataPlane
-from operator_app.desired import child_key, children, controller_uid
+from operator_app.desired import child_key, children
 from operator_app.envoy.files import Files, rendered
 from operator_app.errors import ConflictError, OperatorError, PolicyError, TerminalError, TransientError
 from operator_app.finalizer import Finalizer, has_finalizer
@@ -57,6 +57,7 @@ from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
 from operator_app.kube.store import Store
 from operator_app.pods import trouble
+from operator_app.registration.addresses import Addresses
 from operator_app.registration.registrar import Registrar
 from operator_app.registration.registry import Port, Record, Registration
 from operator_app.registration.withdrawal import State
@@ -81,7 +82,6 @@ PERSISTENT_AFTER: Final = 3
 LARGE_SPEC_BYTES: Final = 16_384
 """A spec whose JSON is larger is parsed and rendered in a thread; smaller ones take some milliseconds."""
 
-_NO_ADDRESS: Final = Problem("NoAddress", "the Service has no address to register yet", ends_with_event=True)
 _FINALIZER_CONTENDED: Final = Problem(
     CONTENDED, "another writer keeps removing the finalizer; the record waits until it stays", ends_with_event=True
 )
@@ -89,9 +89,6 @@ _NOT_WHILE_PAUSED: Final = Problem("Paused", "spec.paused is set; the record wai
 
 ORPHANED_RECORDS_RETRY_S: Final = 60.0
 """Seconds until an existing proxy tries again to remove the records of a previous incarnation of its name."""
-
-MAX_ADDRESSES: Final = 16
-"""Addresses of one load balancer that are registered; the ledger's entry has room for no more."""
 
 _PREREQUISITES: Final = {DEPLOYMENT: CONFIG_MAP}
 """Which child waits for which other one: a Deployment must not mount a foreign ConfigMap, nor one of another
@@ -119,8 +116,10 @@ class Reconciler:
         report: Callable[[Object, Result], None],
         record_event: Callable[[Occurrence], None],
         default_image: str,
+        node_port_addresses: str = "none",
         tenant_policy: TenantPolicy | None = None,
         installation: str = OPERATOR_NAMESPACE,
+        run_as_user: bool = True,
         abandon_after_s: float | None,
         now: Callable[[], datetime],
     ) -> None:
@@ -134,8 +133,10 @@ class Reconciler:
         self._report = report
         self._record_event = record_event
         self._default_image = default_image
+        self._addresses = Addresses(store, node_ports=node_port_addresses)
         self._tenant_policy = tenant_policy or TenantPolicy()
         self._installation = installation
+        self._run_as_user = run_as_user
         self._large_specs = anyio.CapacityLimiter(1)
         self._now = now
         self._cleanup = Cleanup(
@@ -229,6 +230,7 @@ class Reconciler:
                 spec,
                 default_image=self._default_image,
                 installation=self._installation,
+                run_as_user=self._run_as_user,
                 live=live,
                 files=target,
             )
@@ -335,13 +337,13 @@ class Reconciler:
         both cases.
         """
         service = steps.results[SERVICE]
-        record = _record(steps.proxy, spec, _addresses(steps.proxy, service.live))
+        record = _record(steps.proxy, spec, self._addresses.of(steps.proxy, service.live))
         registry = spec.registration.registry if spec.registration else None
         hindrance = _NOT_WHILE_PAUSED if spec.paused else steps.hindrance
         if hindrance is None and _is_broken(service):
             hindrance = service.problem
         try:
-            steps.registration = await self._registered(record, registry, hindrance, is_resync=is_resync)
+            steps.registration = await self._registered(record, registry, hindrance, service.live, is_resync=is_resync)
         except ConflictError as error:
             steps.conflict = error
         except TransientError as error:
@@ -354,7 +356,13 @@ class Reconciler:
                 self._report_registered(steps.proxy, record, steps.registration)
 
     async def _registered(
-        self, record: Record, registry: str | None, hindrance: Problem | None, *, is_resync: bool
+        self,
+        record: Record,
+        registry: str | None,
+        hindrance: Problem | None,
+        service: Object | None,
+        *,
+        is_resync: bool,
     ) -> Registration:
         """Write the record, or where something hinders that withdraw what it no longer declares and compare the rest.
 
@@ -366,7 +374,7 @@ class Reconciler:
             if withdrawn is not None:
                 return withdrawn
         if not record.address:
-            return _unregistered(_NO_ADDRESS)
+            return _unregistered(self._addresses.missing(service))
         if hindrance is not None:
             problem = await self._registrar.observe(record, registry, hindrance, is_resync=is_resync)
             return Registration(Outcome.UNCHANGED, problem)
@@ -396,7 +404,7 @@ class Reconciler:
             withdrawn = await self._withdraw_undeclared(proxy)
         except OperatorError as error:
             failure = error
-        address = next(iter(_addresses(proxy, self._store.get(SERVICE, key))), None)
+        address = next(iter(self._addresses.of(proxy, self._store.get(SERVICE, key))), None)
         written = await self._write_status(Observation(proxy, children, refusal=refusal, address=address))
         again_s = (written.requeue_after_s, withdrawn.requeue_after_s if withdrawn is not None else None)
         return ReconcileResult(min((each for each in again_s if each is not None), default=None), failure)
@@ -428,7 +436,7 @@ class Reconciler:
             proxy,
             steps.results,
             steps.registration.problem,
-            address=next(iter(_addresses(proxy, steps.results[SERVICE].live)), None),
+            address=next(iter(self._addresses.of(proxy, steps.results[SERVICE].live)), None),
             problems=tuple(steps.problems),
             programming=steps.programming,
             contentions=known,
@@ -571,22 +579,3 @@ def _requeued(result: ReconcileResult, remaining: OperatorError) -> ReconcileRes
     asked_s = remaining.retry_after_s if isinstance(remaining, TransientError) else None
     times_s = (result.requeue_after_s, max(ORPHANED_RECORDS_RETRY_S, asked_s or 0.0))
     return replace(result, requeue_after_s=min(each for each in times_s if each is not None))
-
-
-def _addresses(proxy: Object, service: Object | None) -> tuple[str, ...]:
-    """Where the proxy is reached by a Service of its own: what the load balancer gave, or its name in the cluster.
-
-    Of a load balancer, all IP addresses, IPv4 before IPv6, or else the first of its names in alphabetical order; the
-    order in which it gives them means nothing. An entry with both a name and an address counts as a name.
-    """
-    if service is None or controller_uid(service) != proxy["metadata"]["uid"]:
-        return ()
-    if "deletionTimestamp" in service["metadata"]:
-        return ()
-    if service["spec"].get("type") != ServiceType.LOAD_BALANCER:
-        key = key_of(service)
-        return (f"{key.name}.{key.namespace}.svc",)
-    given = service.get("status", {}).get("loadBalancer", {}).get("ingress", ())
-    names = sorted(each["hostname"] for each in given if each.get("hostname"))
-    ips = {each["ip"] for each in given if each.get("ip") and not each.get("hostname")}
-    return tuple(sorted(ips, key=lambda ip: (":" in ip, ip))[:MAX_ADDRESSES]) or tuple(names[:1])

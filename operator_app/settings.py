@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from operator_app.api.kinds import OPERATOR_NAMESPACE
 from operator_app.api.models import ServiceType
 from operator_app.sharding.leases import LeaseTimes
-from operator_app.tenant_policy import TenantPolicy
+from operator_app.tenant_policy import OPTIONAL_FIELDS, TenantPolicy
 
 ENV_PREFIX: Final = "OPERATOR_APP_"
 
@@ -22,6 +22,9 @@ _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _ZONE_LABEL: Final = re.compile(r"[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?")
 _TENANT_WEIGHT: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?=([1-9][0-9]?|100)")
 """A tenant, which is a namespace's name or a label's value (k8s.io/apimachinery, pkg/util/validation), and a weight."""
+
+MOST_WATCHED_SHARDS: Final = 32
+"""With server-side sharding every shard has watches of its own."""
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -49,6 +52,9 @@ class Settings(BaseSettings):
     tenant_annotation_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="how keys of annotations that tenants set may begin, separated by commas; without any, all"
     )
+    tenant_forbidden_fields: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="fields of spec that tenants may not use, such as affinity,tolerations, separated by commas"
+    )
     forbidden_networks: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.0/8", "::1/128", "169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128"),
         description="addresses that no backend may have, such as 10.0.0.0/8, separated by commas",
@@ -63,6 +69,11 @@ class Settings(BaseSettings):
     http_port: int = Field(8080, ge=0, le=65535, description="port of /healthz, /readyz and /metrics; 0 picks one")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     log_format: Literal["json", "console"] = Field("json", description="json: one object a line; console: for people")
+    run_as_user: bool = Field(
+        default=True,
+        description="run each proxy's Pods as a Linux user of its own; off where the platform assigns users to "
+        "namespaces and refuses others, as OpenShift does",
+    )
     ask_pods: bool = Field(
         default=True,
         description="ask each proxy's Pods what they have loaded; off where the operator can't reach their addresses",
@@ -94,6 +105,11 @@ class Settings(BaseSettings):
         20, description="time for reconciles to finish after SIGTERM or when a shard moves"
     )
     shards: int = Field(1, ge=1, le=256, description="parts that replicas divide the namespaces into; the same for all")
+    server_side_sharding: bool = Field(
+        default=False,
+        description="list and watch the namespaces of own shards only, where the API server has ShardedListAndWatch "
+        "(alpha in Kubernetes 1.36); the same for all replicas, with at most 32 shards",
+    )
     replica_name: str | None = Field(
         None,
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
@@ -120,12 +136,18 @@ class Settings(BaseSettings):
         100,
         ge=0,
         le=100_000,
-        description="hostnames of one tenant that may rest, and records that deletionPolicy Orphan may keep for it",
+        description="hostnames of one tenant that may rest, records that deletionPolicy Orphan may keep for it, and "
+        "removals that may be pending for it after abandon_after_s",
     )
     operator_id: str | None = Field(
         None,
         pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
         description="id of this installation, such as prod-eu; needed, and to be its own, where a registry is outside",
+    )
+    node_port_addresses: Literal["none", "external", "internal", "external-or-internal"] = Field(
+        "none",
+        description="addresses of nodes that proxies with a NodePort Service publish: ExternalIP, InternalIP, or the "
+        "second where no node has the first; needs the right to list and watch nodes",
     )
     powerdns_url: str | None = Field(
         None, description="PowerDNS's HTTP API without its path, for example https://dns.example.com:8081"
@@ -167,6 +189,7 @@ class Settings(BaseSettings):
         "tenant_images",
         "tenant_service_types",
         "tenant_annotation_prefixes",
+        "tenant_forbidden_fields",
         "forbidden_networks",
         mode="before",
     )
@@ -189,6 +212,17 @@ class Settings(BaseSettings):
             except ValueError:
                 message = f"{name!r} is no range of addresses; write for example 10.0.0.0/8 or fd00::/8"
                 raise ValueError(message) from None
+        return value
+
+    @field_validator("tenant_forbidden_fields")
+    @classmethod
+    def _names_are_optional_fields(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in OPTIONAL_FIELDS:
+                message = (
+                    f"{name!r} is no field of spec that can be left out; write some of {', '.join(OPTIONAL_FIELDS)}"
+                )
+                raise ValueError(message)
         return value
 
     @field_validator("powerdns_zones", "rfc2136_zones")
@@ -237,7 +271,13 @@ class Settings(BaseSettings):
             tuple(each.value for each in self.tenant_service_types),
             self.tenant_annotation_prefixes,
             self.forbidden_networks,
+            self.tenant_forbidden_fields,
         )
+
+    @property
+    def are_nodes_watched(self) -> bool:
+        """Whether addresses of nodes are published."""
+        return self.node_port_addresses != "none"
 
     @property
     def dns_zones(self) -> tuple[str, ...]:
@@ -252,6 +292,19 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _lease_times_are_ordered(self) -> Self:
         LeaseTimes(self.lease_duration_s, self.renew_deadline_s, self.retry_period_s)
+        return self
+
+    @model_validator(mode="after")
+    def _shards_can_be_watched(self) -> Self:
+        if self.server_side_sharding and self.shards > MOST_WATCHED_SHARDS:
+            message = (
+                f"--server-side-sharding allows --shards of up to {MOST_WATCHED_SHARDS}, and not {self.shards}: a "
+                "replica has a watch of each kind for each shard that it holds"
+            )
+            raise ValueError(message)
+        if self.server_side_sharding and self.namespaces:
+            message = "--server-side-sharding divides a whole cluster; leave --namespaces empty"
+            raise ValueError(message)
         return self
 
     @model_validator(mode="after")

@@ -75,6 +75,7 @@ EVENT: Final = Kind("events.k8s.io", "v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 POD: Final = Kind("", "v1", "Pod", "pods")
 NAMESPACE: Final = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
+NODE: Final = Kind("", "v1", "Node", "nodes", namespaced=False)
 
 CHILD_KINDS: Final = (CONFIG_MAP, DEPLOYMENT, SERVICE)
 """The kinds of children that every proxy has, in the order in which they are applied: the ConfigMap before the

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import anyio.to_thread
 import structlog
 
+from operator_app.controller.scopes import Scopes
 from operator_app.kube.store import Store
 from operator_app.observability.metrics import Metrics
 from operator_app.registration.audit import FindingKind, findings, outside_entries, survey_of
@@ -20,13 +21,22 @@ log = structlog.get_logger(__name__)
 class PeriodicAudit:
     """Compares the store with the registries. ``namespace`` is the operator's own.
 
-    ``namespaces`` are the served ones; without any, all are served.
+    ``namespaces`` are the served ones; without any, all are served. Of these, only what is synced is audited: of other
+    namespaces the store says nothing.
     """
 
     def __init__(
-        self, store: Store, registries: Registries, metrics: Metrics, *, namespace: str, namespaces: Sequence[str]
+        self,
+        store: Store,
+        scopes: Scopes,
+        registries: Registries,
+        metrics: Metrics,
+        *,
+        namespace: str,
+        namespaces: Sequence[str],
     ) -> None:
         self._store = store
+        self._scopes = scopes
         self._registries = registries
         self._metrics = metrics
         self._namespace = namespace
@@ -47,7 +57,13 @@ class PeriodicAudit:
             log.warning("registry_unread", registry=name, error=str(error))
         survey = await survey_of(self._store, outside, namespace=self._namespace, namespaces=self._namespaces)
         # At 10,000 proxies this takes more than a turn on the event loop, and nothing else uses the survey.
-        found = await anyio.to_thread.run_sync(findings, survey)
+        all_found = await anyio.to_thread.run_sync(findings, survey)
+        # A record outside that names no proxy can't be judged by a replica that does not know all of them.
+        found = [
+            each
+            for each in all_found
+            if (self._scopes.is_whole if each.proxy is None else self._scopes.is_synced(each.proxy.namespace))
+        ]
         counts = Counter(each.kind for each in found)
         for kind in FindingKind:
             self._metrics.audit_findings.labels(kind.value).set(counts[kind])

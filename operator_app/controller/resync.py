@@ -14,6 +14,7 @@ import anyio
 
 from operator_app.api.kinds import Key, Kind, Object
 from operator_app.kube.client import Cluster
+from operator_app.kube.hash_ranges import HashRange, is_covered
 from operator_app.kube.store import Store
 from operator_app.kube.turns import Turns
 
@@ -37,25 +38,31 @@ async def resync(
     *,
     namespace: str | None,
     labels: str | None,
+    hashes: HashRange | None = None,
+    is_watched: Callable[[], bool] = lambda: True,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> tuple[MissedChange, ...]:
     """List a kind, apply to the store what the watch had missed, and return it.
 
+    Nothing more is applied once ``is_watched`` is false: what was listed is not to be in the store any more.
+
     Raises the client's errors. If the list fails, the store is unchanged; if a read fails, later objects are unchanged.
     """
-    differing = await _differing(cluster, store, kind, namespace, labels)
+    differing = await _differing(cluster, store, kind, namespace, labels, hashes)
     if not differing:
         return ()
     await sleep(GRACE_S)
     missed = []
     for key, version in differing.items():
+        if not is_watched():
+            break
         if store.version(kind, key) != version:
             continue  # the watch has delivered it meanwhile
         known = store.get(kind, key)
         with store.reading(kind, key) as reading:
             live = await cluster.get(kind, key)
-            if store.version(kind, key) != version or not reading.learn(live):
-                continue  # the watch has delivered it during the read
+            if not is_watched() or store.version(kind, key) != version or not reading.learn(live):
+                continue  # the watch has delivered it during the read, or has ended
         if live is not None:
             missed.append(MissedChange(kind, live, is_deleted=False))
         elif known is not None:
@@ -64,17 +71,20 @@ async def resync(
 
 
 async def _differing(
-    cluster: Cluster, store: Store, kind: Kind, namespace: str | None, labels: str | None
+    cluster: Cluster, store: Store, kind: Kind, namespace: str | None, labels: str | None, hashes: HashRange | None
 ) -> dict[Key, int | None]:
     """Addresses at which list and store differ, with the version in the store (``None``: not in the store)."""
     differing: dict[Key, int | None] = {}
     listed: set[Key] = set()
     as_of = 0
     turns = Turns()
-    async with aclosing(cluster.list(kind, namespace=namespace, labels=labels)) as pages:
+    coverage = namespace if hashes is None else hashes
+    async with aclosing(cluster.list(kind, namespace=namespace, labels=labels, hashes=hashes)) as pages:
         async for page in pages:
             as_of = int(page.resource_version)
             for key, version in page.versions():
+                if not is_covered(key.namespace, coverage):
+                    continue  # from a server that does not filter
                 listed.add(key)
                 known = store.version(kind, key)
                 if known is None or known < version:
@@ -82,7 +92,7 @@ async def _differing(
                 await turns.end_if_due()
     for key in store.keys(kind):
         await turns.end_if_due()
-        if namespace not in (None, key.namespace):
+        if not is_covered(key.namespace, coverage):
             continue  # outside of the list's scope
         known = store.version(kind, key)
         if key not in listed and known is not None and known <= as_of:

@@ -6,6 +6,7 @@ compared with the store is in ``resync``.
 
 import random
 import time
+from functools import partial
 
 import anyio
 import structlog
@@ -76,7 +77,9 @@ class ResyncLoop:
 
     async def _resync_kinds(self) -> None:
         retry_after_s = 0.0
-        for kind, scope in self._scopes:
+        for kind, scope in tuple(self._scopes):
+            if not self._scopes.is_served(scope):
+                continue  # another replica's by now
             # A complete list is the most expensive request, and no user waits for this one.
             delay_s = self._backpressure.delay_s(Priority.RESYNC, now_mono=time.monotonic())
             await anyio.sleep(max(delay_s, retry_after_s))
@@ -85,7 +88,8 @@ class ResyncLoop:
     async def _resync_kind(self, kind: Kind, scope: Scope) -> float:
         """Compare one kind; returns for how many seconds the API server asked not to be sent the next list."""
         try:
-            missed = await resync(self._cluster, self._store, kind, **scope)
+            is_watched = partial(self._scopes.is_served, scope)
+            missed = await resync(self._cluster, self._store, kind, is_watched=is_watched, **scope)
         except OperatorError as error:
             log.warning("resync_failed", kind=kind.kind, error=str(error))
             return (error.retry_after_s or 0.0) if isinstance(error, TransientError) else 0.0

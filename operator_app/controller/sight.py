@@ -7,9 +7,10 @@ whose watches are silent for longer acts on what was, not on what is, so it must
 from dataclasses import dataclass, field
 
 from operator_app.api.kinds import Kind
+from operator_app.kube.hash_ranges import Coverage
 
-Watch = tuple[Kind, str | None]
-"""A kind and the namespace that its watch covers; ``None`` for all of them."""
+Watch = tuple[Kind, Coverage]
+"""A kind and what its watch covers."""
 
 
 @dataclass(slots=True)
@@ -22,6 +23,10 @@ class Sight:
     def record(self, watch: Watch, *, now_mono: float) -> None:
         """Record that a watch has delivered a page, an event or a bookmark."""
         self.seen_mono[watch] = now_mono
+
+    def forget(self, watch: Watch) -> None:
+        """Expect nothing more of a watch that has been ended."""
+        self.seen_mono.pop(watch, None)
 
     def silent_s(self, now_mono: float) -> dict[Kind, float]:
         """For how many seconds the longest-silent watch of each kind has delivered nothing."""

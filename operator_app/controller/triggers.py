@@ -6,7 +6,7 @@ keys of synced namespaces whose shard this replica holds are enqueued: the other
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import anyio
 import structlog
@@ -17,18 +17,22 @@ from operator_app.api.kinds import (
     HOSTNAME_POLICY,
     LABEL_TENANT,
     NAMESPACE,
+    NODE,
     POD,
     PROXY_REGISTRATION,
+    SERVICE,
     Key,
     Kind,
     Object,
     key_of,
 )
+from operator_app.api.models import ServiceType
 from operator_app.controller.scopes import Scopes
 from operator_app.controller.workqueue import Priority
 from operator_app.desired import proxy_key
 from operator_app.kube.deltas import Deleted, Delta, Listed
 from operator_app.kube.fencing import FencingToken
+from operator_app.kube.hash_ranges import Coverage, HashRange
 from operator_app.kube.store import Store
 from operator_app.kube.turns import Turns
 from operator_app.pods import proxy_of_pod
@@ -58,18 +62,27 @@ class Triggers:
         self._scopes = scopes
         self._shards = shards
         self._enqueue = enqueue
-        self._newly_synced: set[str | None] = set()
+        self._newly_synced: set[Coverage] = set()
         self._walk = anyio.Lock()
+        self._are_nodes_changed = anyio.Event()
+        self._policy_changed = anyio.Event()
+        self._tenants: dict[str, tuple[int, str]] = {}
+        """The tenant of each labelled namespace, with the version of the Namespace that it was read from."""
 
     def apply_delta(self, delta: Delta) -> None:
         """Apply what a watch delivered, and enqueue the proxies that each changed object affects."""
-        changed = self._store.apply_delta(delta)
-        if delta.kind == HOSTNAME_POLICY:
-            if any(True for _ in changed):
-                self._enqueue_unclaimed()
+        if delta.kind == NODE:
+            self._apply_nodes(delta)
             return
-        for obj in changed:
+        for obj in self._store.apply_delta(delta):
             self.enqueue_affected(delta.kind, obj, priority_of(delta, obj))
+
+    def _apply_nodes(self, delta: Delta) -> None:
+        """Apply what the watch of nodes delivered; most reports of kubelets change nothing that is published."""
+        usable = set(self._store.index_values(NODE))
+        self._store.apply_delta(delta)
+        if usable != set(self._store.index_values(NODE)):
+            self._are_nodes_changed.set()
 
     def apply_own_delete(self, delta: Deleted) -> None:
         """Apply a delete that the operator sent itself, so that no reconcile waits for the watch to deliver it."""
@@ -80,24 +93,61 @@ class Triggers:
         """Enqueue the proxies that wait for a hostname which the operator has given back itself."""
         self.enqueue_affected(HOSTNAME_CLAIM, claim, Priority.REPAIR)
 
-    def _enqueue_unclaimed(self) -> None:
-        """Enqueue the proxies that wait for a hostname: a policy that has changed may allow it now."""
+    async def enqueue_unclaimed(self) -> NoReturn:
+        """Enqueue the proxies that wait for a hostname whenever a policy has changed, which may allow it now.
+
+        That looks at every hostname, and other tasks run in between. Policies that change meanwhile share one look.
+        """
+        while True:
+            await self._policy_changed.wait()
+            self._policy_changed = anyio.Event()
+            await self._enqueue_all_unclaimed()
+
+    async def _enqueue_all_unclaimed(self) -> None:
+        turns = Turns()
         for hostname in self._store.index_values(ENVOY_PROXY):
             claim = self._store.get(HOSTNAME_CLAIM, Key("", hostname))
-            for proxy in self._store.indexed(ENVOY_PROXY, hostname):
-                if claim is None or claim["spec"]["proxy"]["uid"] != proxy["metadata"]["uid"]:
-                    self.enqueue(key_of(proxy), Priority.REPAIR)
+            owner = None if claim is None else proxy_of(claim)
+            for key in self._store.indexed_keys(ENVOY_PROXY, hostname):
+                if key != owner or claim is None or self._is_of_another(claim, key):
+                    self.enqueue(key, Priority.REPAIR)
+                await turns.end_if_due()
+
+    def _is_of_another(self, claim: Object, key: Key) -> bool:
+        """Whether a claim that names the proxy at ``key`` is one of another incarnation of it."""
+        proxy = self._store.get(ENVOY_PROXY, key)
+        return proxy is not None and claim["spec"]["proxy"]["uid"] != proxy["metadata"]["uid"]
 
     def enqueue_affected(self, kind: Kind, obj: Object, priority: Priority) -> None:
         """Enqueue the proxy that owns an object and, for a claim, every proxy that declares its hostname."""
         if kind == HOSTNAME_POLICY:
-            self._enqueue_unclaimed()
+            self._policy_changed.set()
+        if kind == NODE:
+            self._are_nodes_changed.set()
+        if kind == NAMESPACE:
+            self._tenants.pop(obj["metadata"]["name"], None)
         owner = owner_of(kind, obj)
         affected = {owner} if owner is not None else set()
         if kind == HOSTNAME_CLAIM:
-            affected.update(map(key_of, self._store.indexed(ENVOY_PROXY, obj["spec"]["hostname"])))
+            # By address alone: thousands of proxies may declare one hostname, and each may be large.
+            affected.update(self._store.indexed_keys(ENVOY_PROXY, obj["spec"]["hostname"]))
         for key in affected:
             self.enqueue(key, priority)
+
+    async def enqueue_node_ports(self) -> None:
+        """Enqueue the proxies with a NodePort Service whenever nodes have changed what is published, until cancelled.
+
+        Changes during a walk over the Services share the next one.
+        """
+        while True:
+            await self._are_nodes_changed.wait()
+            self._are_nodes_changed = anyio.Event()
+            turns = Turns()
+            for key in self._store.keys(SERVICE):
+                service = self._store.get(SERVICE, key)
+                if service is not None and service["spec"].get("type") == ServiceType.NODE_PORT:
+                    self.enqueue_affected(SERVICE, service, Priority.REPAIR)
+                await turns.end_if_due()
 
     async def enqueue_shard(self, shard: int) -> None:
         """Enqueue every proxy of a shard, since its last holder may have left any of them half reconciled."""
@@ -107,25 +157,26 @@ class Triggers:
                 self._enqueue_unknown(key)
             await turns.end_if_due()
 
-    async def enqueue_synced(self, namespace: str | None) -> None:
-        """Enqueue every proxy of a namespace (``None``: of all) that has become synced, where its shard is held.
+    async def enqueue_synced(self, served: Coverage) -> None:
+        """Enqueue every proxy in what has become synced (``None``: all of the cluster), where its shard is held.
 
-        Namespaces that become synced while a walk over the known proxies is in progress share the next one.
+        What becomes synced while a walk over the known proxies is in progress shares the next one.
         """
-        self._newly_synced.add(namespace)
+        self._newly_synced.add(served)
         async with self._walk:
-            namespaces, self._newly_synced = self._newly_synced, set()
-            if not namespaces:
+            synced, self._newly_synced = self._newly_synced, set()
+            if not synced:
                 return
-            counts = dict.fromkeys(namespaces, 0)
+            counts = dict.fromkeys(synced, 0)
             turns = Turns()
             for key in self.known_proxies():
-                for each in namespaces.intersection((None, key.namespace)):
+                for each in synced.intersection((None, self._scopes.serving(key.namespace))):
                     counts[each] += 1
                     self._enqueue_unknown(key)
                 await turns.end_if_due()
         for each, proxies in counts.items():
-            log.info("synced", namespace=each, proxies=proxies)
+            part = {"hashes": each.selector} if isinstance(each, HashRange) else {"namespace": each}
+            log.info("synced", **part, proxies=proxies)
 
     async def enqueue_resync(self) -> AsyncIterator[Key]:
         """Enqueue every known proxy for a resync; yields each that was enqueued."""
@@ -162,13 +213,24 @@ class Triggers:
 
     def tenant_of(self, namespace: str) -> str:
         """The tenant of a namespace, which is its lane in the queue: its tenant label, or its own name without one."""
-        labelled = self._store.get(NAMESPACE, Key("", namespace)) if NAMESPACE in self._scopes.kinds else None
+        key = Key("", namespace)
+        version = self._store.version(NAMESPACE, key) if NAMESPACE in self._scopes.kinds else None
+        if version is None:
+            self._tenants.pop(namespace, None)
+            return namespace
+        known = self._tenants.get(namespace)
+        if known is None or known[0] != version:
+            self._tenants[namespace] = known = (version, self._read_tenant(namespace))
+        return known[1]
+
+    def _read_tenant(self, namespace: str) -> str:
+        labelled = self._store.get(NAMESPACE, Key("", namespace))
         tenant: str | None = labelled["metadata"].get("labels", {}).get(LABEL_TENANT) if labelled else None
         return tenant or namespace
 
 
 def owner_of(kind: Kind, obj: Object) -> Key | None:
-    """The proxy that an object belongs to; ``None`` for a Namespace, whose new label needs none, and for a policy.
+    """The proxy that an object belongs to; ``None`` for a Namespace, whose new label needs none, a policy and a node.
 
     By the object's name and not by its owner reference, so that deletions and removed references find it, too.
     """
@@ -176,7 +238,7 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
         return key_of(obj)
     if kind in (PROXY_REGISTRATION, HOSTNAME_CLAIM):
         return proxy_of(obj)
-    if kind in (NAMESPACE, HOSTNAME_POLICY):
+    if kind in (NAMESPACE, HOSTNAME_POLICY, NODE):
         return None
     return proxy_of_pod(obj) if kind == POD else proxy_key(key_of(obj))
 

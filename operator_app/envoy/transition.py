@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from operator_app.envoy import internal
-from operator_app.envoy.files import CLUSTERS_FILE, MAX_BYTES, Files, clusters_of, version_of, with_clusters, with_texts
+from operator_app.envoy.files import MAX_BYTES, Files, clusters_of, version_of, with_clusters, with_texts
 
 _CLUSTERS: Final = internal.CLUSTERS_STAT
 _LISTENERS: Final = internal.LISTENERS_STAT
@@ -26,17 +26,21 @@ HaveLoaded = Callable[[Mapping[str, str]], bool]
 any longer."""
 
 
-def next_files(files: Files, live: Mapping[str, str], have_loaded: HaveLoaded) -> Files:
+def next_files(files: Files, live: Mapping[str, str], have_loaded: HaveLoaded, *, generation: int) -> Files:
     """The files to store next on the way to ``files``; ``files`` themselves when it is the last step.
+
+    ``generation`` is that of the declaration. Old and new clusters together have a version of their own in each:
+    otherwise an Envoy that has them from an earlier edit would seem to have read what was stored since, and might be
+    about to read a file that lacks some.
 
     ``live`` are the texts in the ConfigMap, without those that another writer has changed. Files of old and new
     clusters that do not fit into a ConfigMap together are not waited for.
     """
-    old = clusters_of(live.get(CLUSTERS_FILE, ""))
-    new = clusters_of(files.texts[CLUSTERS_FILE])
+    old = clusters_of(live.get(files.clusters_file, ""))
+    new = clusters_of(files.texts[files.clusters_file])
     if old is None or new is None:
         return files
-    both = with_clusters(files, {**old, **new}) if old.keys() - new.keys() else files
+    both = with_clusters(files, {**old, **new}, generation) if old.keys() - new.keys() else files
     routes = {
         name: live[name]
         for stat, name in files.names.items()
@@ -48,9 +52,8 @@ def next_files(files: Files, live: Mapping[str, str], have_loaded: HaveLoaded) -
     if not new.keys() <= old.keys():
         return before
     if before.versions != both.versions:
-        is_known = have_loaded({_CLUSTERS: version_of(live[CLUSTERS_FILE])})
+        is_known = have_loaded({_CLUSTERS: version_of(live[files.clusters_file])})
         return both if is_known else before
     if both is files:
         return files
-    has_routes = have_loaded({stat: before.versions[stat] for stat in before.versions if stat != _CLUSTERS})
-    return files if has_routes else both
+    return files if have_loaded(both.versions) else both

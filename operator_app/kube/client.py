@@ -34,9 +34,10 @@ from lightkube.generic_resource import (
 )
 from lightkube.types import PatchType
 
-from operator_app.api.kinds import FIELD_MANAGER, LEASE, Key, Kind, Object, key_of
+from operator_app.api.kinds import FIELD_MANAGER, LEASE, POD, Key, Kind, Object, key_of
 from operator_app.errors import NotFoundError, OperatorError, TransientError, UndecodableError
 from operator_app.kube.fencing import check_before_sending
+from operator_app.kube.hash_ranges import ALL_HASHES, HashRange
 from operator_app.kube.kubeconfig import endpoint
 from operator_app.kube.responses import Page, WatchEvent, object_in, page_in, refusal, watch_event
 from operator_app.kube.transport import RenewedTransport, tls_context
@@ -57,7 +58,7 @@ PAGES_AT_ONCE: Final = 4
 """Pages of all lists that exist at the same time."""
 
 Verb = Literal["get", "list", "watch", "apply", "create", "update", "patch", "delete"]
-Subresource = Literal["status"]
+Subresource = Literal["status", "log"]
 
 _NOT_RAW_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _READS: Final = frozenset({"get", "list", "watch"})
@@ -90,6 +91,9 @@ BeforeWrite = Callable[[Request], None]
 Observer = Callable[[Request, int | None, float], None]
 """Called after each request with its HTTP status (None: no response) and the seconds until the response began."""
 
+Received = Callable[[Kind, int], None]
+"""Called with the bytes of each part of a list or a watch that arrives."""
+
 
 class Cluster:
     """One API server, one identity. Safe to share between tasks.
@@ -108,6 +112,7 @@ class Cluster:
         request_timeout_s: float,
         write_timeout_s: float | None = None,
         observe: Observer | None = None,
+        received: Received = lambda _kind, _bytes: None,
         before_write: BeforeWrite | None = None,
     ) -> None:
         self._requests = requests
@@ -115,6 +120,7 @@ class Cluster:
         self._request_timeout_s = request_timeout_s
         self._write_timeout_s = write_timeout_s or request_timeout_s
         self._observe = observe
+        self._received = received
         self._before_write = before_write
         self._pages = anyio.Semaphore(PAGES_AT_ONCE)
 
@@ -130,6 +136,7 @@ class Cluster:
         write_timeout_s: float = 65,
         max_connections: int = 32,
         observe: Observer | None = None,
+        received: Received = lambda _kind, _bytes: None,
         before_write: BeforeWrite | None = None,
         transport_wrapper: Callable[[httpx2.AsyncBaseTransport], httpx2.AsyncBaseTransport] | None = None,
     ) -> AsyncGenerator["Cluster"]:
@@ -161,6 +168,7 @@ class Cluster:
                 request_timeout_s=request_timeout_s,
                 write_timeout_s=write_timeout_s,
                 observe=observe,
+                received=received,
                 before_write=before_write,
             )
         finally:
@@ -183,12 +191,23 @@ class Cluster:
             return None
         return object_in(response.content, kind, key)
 
+    async def log_of(self, pod: Key, *, container: str, lines: int, most_bytes: int) -> str:
+        """The last ``lines`` that a container of ``pod`` has written, of these the first ``most_bytes``."""
+        _check(POD, pod)
+        params = {"container": container, "tailLines": str(lines), "limitBytes": str(most_bytes)}
+        prepared = self._requests.prepare_request(
+            "get", _resource(POD, "log"), name=pod.name, namespace=pod.namespace, params=params
+        )
+        response = await self._response(Request("get", POD, pod, "log"), prepared)
+        return response.content.decode(errors="replace")
+
     async def list(
         self,
         kind: Kind,
         *,
         namespace: str | None = None,
         labels: str | None = None,
+        hashes: HashRange | None = None,
         page_size: int = 500,
         resource_version: str | None = None,
     ) -> AsyncGenerator[Page]:
@@ -199,12 +218,15 @@ class Cluster:
         again with fewer objects, down to one. At most ``PAGES_AT_ONCE`` pages exist at a time: the next list waits
         until the consumer of another asks for its next page, or closes it.
 
+        ``hashes`` asks for the objects of these namespaces only. A server without server-side sharding ignores that,
+        and custom kinds do not tell, so the consumer has to leave others out.
+
         With ``resource_version`` the list is at least that fresh and comes as one page of any size: the API advises
         against limiting such a list. A walk slower than etcd's compaction (five minutes) ends in ``GoneError``. No
         connection is held between pages.
         https://kubernetes.io/docs/reference/using-api/api-concepts/#retrieving-large-results-sets-in-chunks
         """
-        params = {"labelSelector": labels, "resourceVersion": resource_version}
+        params = {"labelSelector": labels, "resourceVersion": resource_version, "shardSelector": _selector(hashes)}
         prepared = self._requests.prepare_request(
             "list", _resource(kind), namespace=_scope(kind, namespace), params=params
         )
@@ -229,6 +251,16 @@ class Cluster:
                     return
                 prepared.params["continue"] = page.continue_token
 
+    async def filters_by_hash(self, kind: Kind) -> bool:
+        """Whether the server says that it filters lists of ``kind`` by ranges of hashes; it never does of custom kinds.
+
+        Sends one list of at most one object, and raises what that raises.
+        """
+        async with aclosing(self.list(kind, hashes=ALL_HASHES, page_size=1)) as pages:
+            async for page in pages:
+                return page.is_filtered
+        return False
+
     async def _page_body(self, kind: Kind, prepared: BasicRequest, most_bytes: int | None) -> bytes | None:
         """The body of a list's response; ``None`` if it has more than ``most_bytes``, with the rest left unread."""
         request, body = Request("list", kind), bytearray()
@@ -237,6 +269,7 @@ class Cluster:
             response = await self._send(client, request, prepared, stream=True)
             try:
                 async for chunk in response.aiter_bytes():
+                    self._received(kind, len(chunk))
                     body += chunk
                     if most_bytes is not None and len(body) > most_bytes and response.is_success:
                         return None
@@ -257,6 +290,7 @@ class Cluster:
         idle_timeout_s: float,
         namespace: str | None = None,
         labels: str | None = None,
+        hashes: HashRange | None = None,
     ) -> AsyncGenerator[AsyncIterator[WatchEvent]]:
         """One watch on one connection: the events after ``resource_version``, bookmarks included.
 
@@ -267,6 +301,7 @@ class Cluster:
         """
         params = {
             "labelSelector": labels,
+            "shardSelector": _selector(hashes),
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(timeout_s),
@@ -279,7 +314,7 @@ class Cluster:
         try:
             if not response.is_success:
                 raise await self._refused(response, kind)
-            async with aclosing(_events(response, kind, idle_timeout_s)) as events:
+            async with aclosing(_events(response, kind, idle_timeout_s, self._received)) as events:
                 yield events
         finally:
             await response.aclose()
@@ -507,11 +542,18 @@ def _scope(kind: Kind, namespace: str | None) -> str | None:
     return ALL_NS if kind.namespaced else None
 
 
-async def _events(response: httpx2.Response, kind: Kind, idle_timeout_s: float) -> AsyncGenerator[WatchEvent]:
+def _selector(hashes: HashRange | None) -> str | None:
+    return None if hashes is None else hashes.selector
+
+
+async def _events(
+    response: httpx2.Response, kind: Kind, idle_timeout_s: float, received: Received
+) -> AsyncGenerator[WatchEvent]:
     """The stream's lines as events. Only the newline byte ends a line: JSON strings may contain other separators."""
     partial: list[bytes] = []
     async with aclosing(_chunks(response, kind, idle_timeout_s)) as chunks:
         async for chunk in chunks:
+            received(kind, len(chunk))
             *lines, tail = chunk.split(b"\n")
             for line in lines:
                 partial.append(line)

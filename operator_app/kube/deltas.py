@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from operator_app.api.kinds import Kind, Object
+from operator_app.kube.hash_ranges import Coverage, HashRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,8 +12,8 @@ class Listed:
 
     A list is a run of pages of one ``resource_version``; ``first`` opens it, ``last`` closes it, and one page may be
     both. A ``first`` page discards the pages of an unfinished list. An object of this ``kind`` and ``namespace`` (None:
-    all namespaces) that is on no page is deleted once ``last`` arrives; before that, no object may be taken for
-    deleted. With the first ``last`` page, the kind is synced.
+    all namespaces, or those in ``hashes``) that is on no page is deleted once ``last`` arrives; before that, no object
+    may be taken for deleted. With the first ``last`` page, the kind is synced.
     """
 
     kind: Kind
@@ -21,6 +22,12 @@ class Listed:
     resource_version: str
     first: bool
     last: bool
+    hashes: HashRange | None = None
+
+    @property
+    def coverage(self) -> Coverage:
+        """What the list covers."""
+        return self.namespace if self.hashes is None else self.hashes
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,15 @@ class Page:
 
     ``continue_token`` asks for the next page; it is empty on the last one. Objects are decoded when they are asked for:
     decoded ones take several times the memory of their JSON. What decodes them raises ``UndecodableError`` for an item
-    that is no object.
+    that is no object. ``is_filtered`` is whether the server says that it has filtered by a range of hashes, which it
+    says of built-in kinds only.
     """
 
     kind: Kind
     encoded: tuple[msgspec.Raw, ...]
     resource_version: str
     continue_token: str
+    is_filtered: bool = False
 
     @property
     def last(self) -> bool:
@@ -124,9 +126,17 @@ class _VersionOnly(msgspec.Struct):
     metadata: _Version
 
 
-class _ListMetadata(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_token": "continue"}):
+_LIST_METADATA: Final = {
+    "resource_version": "resourceVersion",
+    "continue_token": "continue",
+    "shard_info": "shardInfo",
+}
+
+
+class _ListMetadata(msgspec.Struct, rename=_LIST_METADATA):
     resource_version: str
     continue_token: str = ""
+    shard_info: dict[str, Any] | None = None
 
 
 class _Page(msgspec.Struct):
@@ -180,7 +190,9 @@ def page_in(body: bytes, kind: Kind) -> Page:
         page = _PAGE.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UndecodableError(_NO_LIST, kind=kind) from error
-    return Page(kind, tuple(page.items or ()), page.metadata.resource_version, page.metadata.continue_token)
+    metadata = page.metadata
+    is_filtered = metadata.shard_info is not None
+    return Page(kind, tuple(page.items or ()), metadata.resource_version, metadata.continue_token, is_filtered)
 
 
 def watch_event(line: bytes, kind: Kind) -> WatchEvent:

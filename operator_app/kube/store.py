@@ -27,6 +27,7 @@ import msgspec
 
 from operator_app.api.kinds import Key, Kind, Object, key_of
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
+from operator_app.kube.hash_ranges import Coverage, HashRange, is_covered
 
 _WINDOW_BYTES: Final = 32_768
 """The format can refer to this much of the end of a preset dictionary (RFC 1951 section 2)."""
@@ -95,12 +96,15 @@ def _decompressed(compressed: bytes, dictionary: bytes) -> bytes:
     return decompressor.decompress(compressed) + decompressor.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """One object: its resourceVersion, the value it is indexed by, and its compressed JSON."""
+class _Stored(msgspec.Struct, frozen=True, gc=False):
+    """One object: its resourceVersion, the values it is indexed by, and its compressed JSON.
+
+    It is in no cycle, so the garbage collector need not look at it.
+    """
 
     version: int
     index_value: Hashable | None
+    second_value: Hashable | None
     compressed: bytes
 
 
@@ -153,10 +157,11 @@ class _KindStore:
     """The objects of one kind.
 
     ``index`` gives the value by which an object is looked up besides its address, ``by_index`` the addresses for each
-    value. ``dictionary`` is the JSON of the first object, with which all others are compressed.
+    value; ``second`` and ``by_second`` are the same for another value. ``dictionary`` is the JSON of the first object,
+    with which all others are compressed.
 
-    A *scope* is what one watch covers: a namespace, or ``None`` for all of them. ``high_water_marks`` has for each
-    scope, and for each namespace within it, the newest resourceVersion that its watch or a complete list has shown;
+    A *scope* is what one watch covers. ``high_water_marks`` has for each scope, in ``range_marks`` where it is a range,
+    and for each namespace within it, the newest resourceVersion that its watch or a complete list has shown;
     each watch progresses by itself, so a single mark for all would be wrong. Nothing else moves a mark, since a
     response says nothing about other objects. ``listing`` has the addresses on the pages so far, for each scope whose
     list is unfinished, and ``synced`` the scopes that were listed completely. ``tombstones`` are in the order in which
@@ -165,22 +170,29 @@ class _KindStore:
 
     index: Index
     keep: Keep | None = None
+    second: Index | None = None
     objects: dict[Key, _Stored] = field(default_factory=dict)
     by_index: dict[Hashable, set[Key]] = field(default_factory=dict)
+    by_second: dict[Hashable, set[Key]] = field(default_factory=dict)
     dictionary: bytes = b""
     high_water_marks: dict[str | None, int] = field(default_factory=dict)
-    listing: dict[str | None, set[Key]] = field(default_factory=dict)
-    synced: set[str | None] = field(default_factory=set)
+    range_marks: dict[HashRange, int] = field(default_factory=dict)
+    listing: dict[Coverage, set[Key]] = field(default_factory=dict)
+    synced: set[Coverage] = field(default_factory=set)
     tombstones: dict[Key, _Tombstone] = field(default_factory=dict)
     readings: dict[Key, list[Reading]] = field(default_factory=dict)
 
-    def advance_high_water_mark(self, scope: str | None, version: int) -> None:
+    def advance_high_water_mark(self, scope: Coverage, version: int) -> None:
         """Record that everything in ``scope`` up to resourceVersion ``version`` was delivered."""
-        self.high_water_marks[scope] = max(self.high_water_marks.get(scope, 0), version)
+        if isinstance(scope, HashRange):
+            self.range_marks[scope] = max(self.range_marks.get(scope, 0), version)
+        else:
+            self.high_water_marks[scope] = max(self.high_water_marks.get(scope, 0), version)
 
     def high_water_mark(self, key: Key) -> int:
         """The resourceVersion up to which everything at ``key`` was delivered."""
-        return max(self.high_water_marks.get(None, 0), self.high_water_marks.get(key.namespace, 0))
+        marks = [self.high_water_marks.get(None, 0), self.high_water_marks.get(key.namespace, 0)]
+        return max(*marks, *(mark for each, mark in self.range_marks.items() if key.namespace in each))
 
     def is_deleted(self, obj: Object, *, as_of: int) -> bool:
         """Whether an object that a list, a response or an event shows as of ``as_of`` has certainly been deleted since.
@@ -248,19 +260,23 @@ class _KindStore:
         if not self.dictionary:
             self.dictionary = text[-_WINDOW_BYTES:]
         value = self.index(obj)
-        self.objects[key] = _Stored(version, value, _compressed(text, self.dictionary))
-        if value is not None:
-            self.by_index.setdefault(value, set()).add(key)
+        second = None if self.second is None else self.second(obj)
+        self.objects[key] = _Stored(version, value, second, _compressed(text, self.dictionary))
+        for by, each in ((self.by_index, value), (self.by_second, second)):
+            if each is not None:
+                by.setdefault(each, set()).add(key)
         return True
 
     def remove(self, key: Key) -> None:
         """Remove the object at ``key``, if there is one."""
         stored = self.objects.pop(key, None)
-        if stored is None or stored.index_value is None:
+        if stored is None:
             return
-        self.by_index[stored.index_value].discard(key)
-        if not self.by_index[stored.index_value]:
-            del self.by_index[stored.index_value]
+        for by, value in ((self.by_index, stored.index_value), (self.by_second, stored.second_value)):
+            if value is not None:
+                by[value].discard(key)
+                if not by[value]:
+                    del by[value]
 
     def apply_change(self, obj: Object) -> bool:
         """Apply an event of the watch. Returns whether it was news."""
@@ -284,25 +300,37 @@ class _KindStore:
 
     def apply_page(self, page: Listed) -> tuple[Object, ...]:
         """Apply one page of a list; returns the objects that changed, or with the last page were removed."""
-        as_of = int(page.resource_version)
+        as_of, scope = int(page.resource_version), page.coverage
         if page.first:
-            self.listing[page.namespace] = set()
-        self.listing[page.namespace].update(map(key_of, page.objects))
+            self.listing[scope] = set()
+        self.listing[scope].update(map(key_of, page.objects))
         changed = [obj for obj in page.objects if not self.is_deleted(obj, as_of=as_of) and self.put(obj)]
         if page.last:
-            changed += self._remove_unlisted(page.namespace, as_of)
-            del self.listing[page.namespace]
-            self.advance_high_water_mark(page.namespace, as_of)
-            self.synced.add(page.namespace)
+            changed += self._remove_unlisted(scope, as_of)
+            del self.listing[scope]
+            self.advance_high_water_mark(scope, as_of)
+            self.synced.add(scope)
         return tuple(changed)
 
-    def _remove_unlisted(self, namespace: str | None, as_of: int) -> list[Object]:
+    def discard(self, scope: HashRange) -> None:
+        """Forget everything in ``scope``, whose watch has ended: nothing is known of it any more."""
+        for key in [each for each in self.objects if each.namespace in scope]:
+            self.remove(key)
+        for key in [each for each in self.tombstones if each.namespace in scope]:
+            del self.tombstones[key]
+        for namespace in [each for each in self.high_water_marks if each is not None and each in scope]:
+            del self.high_water_marks[namespace]
+        self.range_marks.pop(scope, None)
+        self.listing.pop(scope, None)
+        self.synced.discard(scope)
+
+    def _remove_unlisted(self, scope: Coverage, as_of: int) -> list[Object]:
         """Remove and return what a complete list does not contain, unless it is newer than the list."""
-        listed = self.listing[namespace]
+        listed = self.listing[scope]
         unlisted = [
             key
             for key, stored in self.objects.items()
-            if key not in listed and namespace in (None, key.namespace) and stored.version <= as_of
+            if key not in listed and is_covered(key.namespace, scope) and stored.version <= as_of
         ]
         removed = []
         for key in unlisted:
@@ -311,7 +339,7 @@ class _KindStore:
                 removed.append(obj)
             self.remove(key)
         for key in [*self.tombstones, *self.readings]:
-            if key not in listed and namespace in (None, key.namespace):
+            if key not in listed and is_covered(key.namespace, scope):
                 self._record_deletion(key, as_of)
         return removed
 
@@ -319,16 +347,27 @@ class _KindStore:
 class Store:
     """The latest known objects. ``indexes`` names the kinds to keep, and the index of each; ``kept`` what is stored.
 
+    ``second`` has another index for some kinds.
+
     Not safe for threads; no method waits. Each kind is filled by its own watches and by the operator's own writes.
     """
 
-    def __init__(self, indexes: Mapping[Kind, Index], kept: Mapping[Kind, Keep] | None = None) -> None:
-        kept = kept or {}
-        self._kinds = {kind: _KindStore(index, kept.get(kind)) for kind, index in indexes.items()}
+    def __init__(
+        self,
+        indexes: Mapping[Kind, Index],
+        kept: Mapping[Kind, Keep] | None = None,
+        second: Mapping[Kind, Index] | None = None,
+    ) -> None:
+        kept, second = kept or {}, second or {}
+        self._kinds = {kind: _KindStore(index, kept.get(kind), second.get(kind)) for kind, index in indexes.items()}
 
-    def is_synced(self, kind: Kind, namespace: str | None) -> bool:
-        """Whether a kind has been listed completely at least once, in ``namespace`` or in all of them."""
-        return not self._kinds[kind].synced.isdisjoint((None, namespace))
+    def is_synced(self, kind: Kind, scope: Coverage) -> bool:
+        """Whether a kind has been listed completely at least once, in ``scope`` or in all namespaces."""
+        return not self._kinds[kind].synced.isdisjoint((None, scope))
+
+    def discard(self, kind: Kind, scope: HashRange) -> None:
+        """Forget every object of a kind in ``scope``, whose watch has ended."""
+        self._kinds[kind].discard(scope)
 
     def get(self, kind: Kind, key: Key) -> Object | None:
         """The latest known version, or ``None`` where none is known; a copy that the caller may modify."""
@@ -346,6 +385,16 @@ class Store:
         """All known objects of a kind whose index has ``value``, in the order of their addresses."""
         objects = self._kinds[kind]
         found = (objects.get(key) for key in sorted(objects.by_index.get(value, ())))
+        return tuple(obj for obj in found if obj is not None)
+
+    def indexed_keys(self, kind: Kind, value: Hashable) -> tuple[Key, ...]:
+        """The addresses of all known objects of a kind whose index has ``value``; none of them is decompressed."""
+        return tuple(self._kinds[kind].by_index.get(value, ()))
+
+    def indexed_second(self, kind: Kind, value: Hashable) -> tuple[Object, ...]:
+        """All known objects of a kind whose second index has ``value``, in the order of their addresses."""
+        objects = self._kinds[kind]
+        found = (objects.get(key) for key in sorted(objects.by_second.get(value, ())))
         return tuple(obj for obj in found if obj is not None)
 
     def index_values(self, kind: Kind) -> tuple[Any, ...]:

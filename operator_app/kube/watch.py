@@ -5,7 +5,7 @@ the pure transition, and ``follow`` runs it for ever. Storing what is delivered 
 stream, with its connection, to ``client``.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
@@ -13,11 +13,12 @@ from typing import Final, Literal, NoReturn
 import anyio
 import anyio.lowlevel
 
-from operator_app.api.kinds import Kind
+from operator_app.api.kinds import Kind, Object
 from operator_app.errors import GoneError, OperatorError, TerminalError, TransientError, UndecodableError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
-from operator_app.kube.responses import WatchEvent
+from operator_app.kube.hash_ranges import HashRange
+from operator_app.kube.responses import Page, WatchEvent
 
 QUIET_S: Final = 90.0
 """A healthy watch may be silent for this long: bookmarks come about every 60 s, from a busy server later."""
@@ -149,6 +150,7 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
     on_progress: Callable[[], None] = lambda: None,
     namespace: str | None = None,
     labels: str | None = None,
+    hashes: HashRange | None = None,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> NoReturn:
     """Deliver a kind's objects, and then every change, to ``sink`` for ever.
@@ -159,6 +161,8 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
     No failure ends this function, not even a kind that is not served yet or that is forbidden: each one is passed to
     ``on_error`` and followed by a pause, see ``WatchTimes``. When cancelled, it closes its connection.
 
+    With ``hashes`` only the objects of these namespaces are delivered, whether the server filters or not.
+
     ``on_progress`` is called for each page, event and bookmark: whatever proves that the server's state arrives.
     ``rand`` returns numbers in [0, 1). What ``sink`` raises is not caught.
     """
@@ -166,7 +170,8 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
     while True:
         outcome: StreamOutcome
         if isinstance(state, Listing):
-            outcome = await _list(cluster, kind, namespace, labels, sink, on_progress)
+            pages = cluster.list(kind, namespace=namespace, labels=labels, hashes=hashes)
+            outcome = await _list(pages, kind, namespace, hashes, sink, on_progress)
         else:
             stream = cluster.watch(
                 kind,
@@ -175,8 +180,9 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
                 idle_timeout_s=times.idle_timeout_s,
                 namespace=namespace,
                 labels=labels,
+                hashes=hashes,
             )
-            outcome = await _watch(stream, kind, state.resource_version, sink, on_progress)
+            outcome = await _watch(stream, kind, state.resource_version, hashes, sink, on_progress)
         before, state = state, next_state(state, outcome, times)
         if isinstance(before, Watching):
             on_restart("reconnect" if isinstance(state, Watching) else "relist")
@@ -189,22 +195,24 @@ async def follow(  # noqa: PLR0913 - each keyword is a choice of its own, of the
 
 
 async def _list(
-    cluster: Cluster,
+    listed: AsyncGenerator[Page],
     kind: Kind,
     namespace: str | None,
-    labels: str | None,
+    hashes: HashRange | None,
     sink: Callable[[Delta], None],
     on_progress: Callable[[], None],
 ) -> Complete | Failed:
     """Deliver one list, batch by batch."""
     first, version = True, ""
     try:
-        async with aclosing(cluster.list(kind, namespace=namespace, labels=labels)) as pages:
+        async with aclosing(listed) as pages:
             async for page in pages:
                 version = page.resource_version
                 on_progress()
                 for objects, is_end in page.batches(BATCH_BYTES):
-                    sink(Listed(kind, namespace, objects, version, first=first, last=page.last and is_end))
+                    asked_for = tuple(each for each in objects if _is_asked_for(each, hashes))
+                    last = page.last and is_end
+                    sink(Listed(kind, namespace, asked_for, version, first=first, last=last, hashes=hashes))
                     first = False
                     await anyio.lowlevel.checkpoint()
     except OperatorError as error:
@@ -216,6 +224,7 @@ async def _watch(
     stream: AbstractAsyncContextManager[AsyncIterator[WatchEvent]],
     kind: Kind,
     version: str,
+    hashes: HashRange | None,
     sink: Callable[[Delta], None],
     on_progress: Callable[[], None],
 ) -> Ended:
@@ -228,16 +237,21 @@ async def _watch(
             async for event in events:
                 on_progress()
                 match event.type:
-                    case "ADDED" | "MODIFIED":
+                    case "ADDED" | "MODIFIED" if _is_asked_for(event.object, hashes):
                         sink(Changed(kind, event.object))
-                    case "DELETED":
+                    case "DELETED" if _is_asked_for(event.object, hashes):
                         sink(Deleted(kind, event.object))
-                    case "BOOKMARK":
+                    case _:
                         pass
                 version, has_delivered = event.resource_version, True
     except OperatorError as error:
         problem = error
     return Ended(version, has_delivered, anyio.current_time() - begun_mono, problem)
+
+
+def _is_asked_for(obj: Object, hashes: HashRange | None) -> bool:
+    """Whether an object is in ``hashes``: a server that knows no such filter sends all of them."""
+    return hashes is None or obj["metadata"].get("namespace", "") in hashes
 
 
 def _retry_after_s(error: OperatorError | None) -> float:

@@ -67,6 +67,12 @@ class Metrics:
             "kind",
             "how",
         )
+        self.received_bytes = self._counter(
+            "operator_app_received_bytes", "Bytes that lists and watches of a kind have brought.", "kind"
+        )
+        self.received_objects = self._counter(
+            "operator_app_received_objects", "Objects on lists and events of watches that were looked at.", "kind"
+        )
         self.watch_silent = self._gauge(
             "operator_app_watch_silent_seconds",
             "For how long the longest-silent watch of a kind has delivered nothing, bookmarks included.",

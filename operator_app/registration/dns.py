@@ -153,7 +153,8 @@ def _target_at(place: Place, address: str) -> str:
     if target.endswith(_LOCAL_NAMES) or "." not in target:
         message = (
             f"{target} is a name inside the cluster, which no resolver outside of it knows: make the proxy's Service a "
-            "LoadBalancer (spec.service.type), leave the hostname out, or choose the registry in-cluster"
+            "LoadBalancer (spec.service.type), or a NodePort where the operator publishes addresses of nodes "
+            "(OPERATOR_APP_NODE_PORT_ADDRESSES), leave the hostname out, or choose the registry in-cluster"
         )
         raise InvalidError("AddressUnusable", message)
     if place.is_apex:

@@ -22,7 +22,6 @@ from operator_app.api.kinds import (
     Key,
     Kind,
     Object,
-    key_of,
 )
 from operator_app.api.records import RecordState
 from operator_app.apply import NAME_CONFLICT, Action, Applier, Ownership, OwnershipCheck
@@ -176,22 +175,22 @@ class Ledger:
 
     def holder_of(self, hostname: str, *, except_uid: str) -> str | None:
         """The UID of another proxy that declares ``hostname`` and for which a registry has confirmed it, if any."""
-        for proxy in self._store.indexed(ENVOY_PROXY, hostname):
-            uid: str = proxy["metadata"]["uid"]
-            entry = None if uid == except_uid else self.known(key_of(proxy), uid)
-            if entry is not None and entry.hostname == entry.confirmed_hostname == hostname:
-                return uid
+        # By the entries, of which few have it confirmed: thousands of proxies may declare one hostname.
+        for entry in map(LedgerEntry, self._store.indexed_second(PROXY_REGISTRATION, hostname)):
+            proxy = None if entry.uid == except_uid else self._store.get(ENVOY_PROXY, entry.proxy)
+            if proxy is not None and proxy["metadata"]["uid"] == entry.uid and _declares(proxy, hostname):
+                return entry.uid
         return None
 
     def is_declared_by(self, hostname: str, uid: str) -> bool:
         """Whether the proxy with this UID exists and declares ``hostname``."""
         return any(each["metadata"]["uid"] == uid for each in self._store.indexed(ENVOY_PROXY, hostname))
 
-    def orphans(self, is_counted: Callable[[str], bool]) -> tuple[LedgerEntry, ...]:
-        """The orphaned entries of proxies in all namespaces that are counted."""
+    def entries_in(self, state: RecordState, is_counted: Callable[[str], bool]) -> tuple[LedgerEntry, ...]:
+        """The entries in this state of proxies in all namespaces that are counted."""
         keys = [each for each in self._store.index_values(PROXY_REGISTRATION) if is_counted(each.namespace)]
         entries = (entry for key in keys for entry in self.entries_of(key))
-        return tuple(each for each in entries if each.state is RecordState.ORPHANED)
+        return tuple(each for each in entries if each.state is state)
 
     async def find(self, uid: str) -> LedgerEntry | None:
         """The entry of the proxy with this UID, from the store, or else from the API server. Raises its errors."""
@@ -341,6 +340,17 @@ def proxy_of(obj: Object) -> Key:
     """Namespace and name of the proxy that a ProxyRegistration or a HostnameClaim is for."""
     reference = obj["spec"]["proxy"]
     return Key(reference["namespace"], reference["name"])
+
+
+def confirmed_hostname_of(record: Object) -> str | None:
+    """The hostname that a proxy has by its ProxyRegistration, once a registry has confirmed it."""
+    entry = LedgerEntry(record)
+    return entry.hostname if entry.hostname == entry.confirmed_hostname else None
+
+
+def _declares(proxy: Object, hostname: str) -> bool:
+    declared: str | None = ((proxy.get("spec") or {}).get("registration") or {}).get("hostname")
+    return declared == hostname
 
 
 def _object(metadata: Object) -> Object:

@@ -40,8 +40,9 @@ Guarantees
       So no shard stays free for twice ``duration_s`` while any replica reaches the API server.
     - *Edits by hand cost one Lease at most.* Whatever is written into a Lease, its holder stops or corrects it when it
       observes that, and others wait no longer than their own ``duration_s``, or the one that a replica wrote.
-    - *One number of shards.* Replicas with different values of ``--shards`` never hold shards at the same time: each
-      Lease has its writer's number of shards, and no token begins while a shard of another number is claimed.
+    - *One division.* Replicas that divide the namespaces differently, such as by another value of ``--shards``, never
+      hold shards at the same time: each Lease has the number of its writer's division, and no token begins while a
+      shard of another division is claimed. A replica changes its division (``divide``) only while it holds nothing.
 
 Assumes that a replica's name is used by one process at a time.
 """
@@ -217,6 +218,9 @@ class ElectionState:
     ) -> None:
         self.identity = identity
         self.shards = shards
+        self.division = shards
+        """The number of the division in use."""
+        self._next_division: int | None = None
         self.times = times
         self._own_name = heartbeat_lease_name(identity)
         self._namespace = namespace
@@ -391,15 +395,32 @@ class ElectionState:
         self._is_suspended = False
         self._next_beat_mono = -math.inf
 
+    def divide(self, number: int) -> None:
+        """Use another division into as many shards, as soon as every shard is released and the heartbeat is deleted."""
+        if not self._has_begun:
+            self.division = number
+        elif number != (self.division if self._next_division is None else self._next_division):
+            self._next_division = number
+            self._stand_back()
+
+    def _divide_if_able(self) -> None:
+        if self._next_division is not None and self._has_stood_back:
+            self.division, self._next_division = self._next_division, None
+            self._next_beat_mono = -math.inf
+
     @property
     def _is_standing_back(self) -> bool:
-        return self._is_leaving or self._is_suspended
+        return self._is_leaving or self._is_suspended or self._next_division is not None
+
+    @property
+    def _has_stood_back(self) -> bool:
+        is_member = self._has_begun and self._own_name in self._observed
+        return not (self._tokens or self._acquired or self._releasing or self._in_flight or is_member)
 
     @property
     def has_left(self) -> bool:
         """Whether, after ``leave``, all shards are released and the heartbeat is deleted."""
-        is_member = self._has_begun and self._own_name in self._observed
-        return self._is_leaving and not (self._tokens or self._releasing or self._in_flight or is_member)
+        return self._is_leaving and self._has_stood_back
 
     def due(self, *, now_mono: float, stamp: str) -> list[LeaseRequest]:
         """The requests to send at ``now_mono``; each is to be followed by a call of ``done`` or ``failed``.
@@ -415,6 +436,7 @@ class ElectionState:
                 self._not_again_before_mono[shard] = now_mono + 2 * self.times.duration_s
         if not self._has_begun:
             return []
+        self._divide_if_able()
         requests = []
         for request in self._requests_due(now_mono, stamp):
             # Stored at once: the requests that follow depend on it.
@@ -505,10 +527,10 @@ class ElectionState:
                 self._begin_token(shard, epoch, until)
 
     def _begin_token(self, shard: int, epoch: int, until: float) -> None:
-        del self._acquired[shard]
         if self._is_another_division_in_use():
             self._give_back(shard)
             return
+        del self._acquired[shard]
         self._tokens[shard] = FencingToken(shard, epoch, until=until, clock=self._clock)
         self._on_change(shard, ShardTransition.TAKEN, epoch)
 
@@ -551,7 +573,7 @@ class ElectionState:
         epochs = {shard: each.epoch for shard, each in (self._tokens | self._acquired).items()}
         annotations = {
             ANNOTATION_SHARDS: "0",
-            ANNOTATION_DIVISION: "0" if self._is_standing_back else str(self.shards),
+            ANNOTATION_DIVISION: "0" if self._is_standing_back else str(self.division),
             ANNOTATION_HOLDS: f"{sum(1 << shard for shard in epochs):x}",
         }
         body = self._body(self._own_name, stamp, annotations, holder=self.identity, epoch=0, is_new=False)
@@ -588,8 +610,8 @@ class ElectionState:
             observed = self._observed.get(shard_lease_name(shard))
             if observed is None or self.is_idle(shard):
                 continue
-            written = (observed.object.get("spec") or {}).get("leaseDurationSeconds"), observed.lease.shards
-            is_right = written == (self.times.duration_s, self.shards)
+            written = (observed.object.get("spec") or {}).get("leaseDurationSeconds"), observed.lease.division
+            is_right = written == (self.times.duration_s, self.division)
             if not is_right and self._may_send(observed.lease.name, now_mono):
                 yield self._shard_request(LeaseAction.CORRECT, shard, token.epoch, now_mono, stamp)
 
@@ -702,7 +724,7 @@ class ElectionState:
 
     def _shard_request(self, action: LeaseAction, shard: int, epoch: int, now_mono: float, stamp: str) -> LeaseRequest:
         name, is_release = shard_lease_name(shard), action == LeaseAction.RELEASE
-        annotations = {ANNOTATION_SHARDS: str(self.shards), ANNOTATION_RELEASED: "true" if is_release else "false"}
+        annotations = {ANNOTATION_SHARDS: str(self.division), ANNOTATION_RELEASED: "true" if is_release else "false"}
         holder = None if is_release else self.identity
         is_new = action == LeaseAction.ACQUIRE
         body = self._body(name, stamp, annotations, holder=holder, epoch=epoch, is_new=is_new)
@@ -743,12 +765,12 @@ class ElectionState:
         return expires_mono is not None and self._horizon_mono < expires_mono
 
     def _members(self, now_mono: float) -> Collection[str]:
-        """The names of the heartbeats of every able replica with the same number of shards, and of this one."""
+        """The names of the heartbeats of every able replica with the same division, and of this one."""
         return {self._own_name} | {
             name
             for name, observed in self._observed.items()
             if observed.lease.role == Role.HEARTBEAT
-            and observed.lease.shards == self.shards
+            and observed.lease.division == self.division
             and not self._is_unable(name, now_mono)
             and self._horizon_mono < observed.expires_mono
         }
@@ -763,19 +785,19 @@ class ElectionState:
         return is_ours and self._epochs.get(shard) in self._written_epochs.get(shard, ())
 
     def _is_another_division_in_use(self) -> bool:
-        """Whether a shard is claimed that is one of another number of shards."""
+        """Whether a shard is claimed that is one of another division."""
         return any(
             observed.lease.shard is not None
             and observed.lease.holder != self.identity
-            and self._division(observed.lease) != self.shards
+            and self._division(observed.lease) != self.division
             and self._is_claimed(observed)
             for observed in self._observed.values()
         )
 
     def _division(self, lease: Lease) -> int:
-        """The number of shards that a shard is one of: as its holder's heartbeat says, or else the Lease itself."""
+        """The division that a shard is one of: as its holder's heartbeat says, or else the Lease itself."""
         beat = None if lease.holder is None else self._observed.get(heartbeat_lease_name(lease.holder))
-        return lease.shards if beat is None else beat.lease.shards or lease.shards
+        return lease.division if beat is None else beat.lease.division or lease.division
 
     def _version(self, name: str) -> int | None:
         """The observed resourceVersion of a Lease; None if there is no such Lease."""

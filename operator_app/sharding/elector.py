@@ -23,7 +23,7 @@ from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
 from operator_app.kube.fencing import FencingToken
 from operator_app.kube.store import version_of
 from operator_app.sharding.election import ElectionState, LeaseAction, LeaseRequest, ShardTransition
-from operator_app.sharding.hashing import shard_of
+from operator_app.sharding.hashing import Division, Rendezvous
 from operator_app.sharding.leases import LABEL_ROLE, LeaseTimes, label_of
 
 log = structlog.get_logger(__name__)
@@ -61,6 +61,8 @@ class Elector:
         self._on_change = on_change
         self._clock = clock
         self._now = now
+        self._division: Division = Rendezvous(shards)
+        self._next_division: Division | None = None
         self._state = ElectionState(
             replica, shards, times, namespace=namespace, on_change=self._changed, clock=clock, rand=random.random
         )
@@ -117,7 +119,26 @@ class Elector:
 
     def shard(self, tenant: str) -> int:
         """The shard of a tenant."""
-        return shard_of(tenant, self._state.shards)
+        return self.division.shard_of(tenant)
+
+    @property
+    def division(self) -> Division:
+        """How namespaces are divided into the shards that are held."""
+        if self._next_division is not None and self._next_division.number == self._state.division:
+            self._division, self._next_division = self._next_division, None
+        return self._division
+
+    def divide(self, division: Division) -> None:
+        """Use another division into as many shards, once every shard of this one is released."""
+        if division.number in (
+            self.division.number,
+            None if self._next_division is None else self._next_division.number,
+        ):
+            return
+        log.info("shards_divided_anew", division=division.number)
+        self._next_division = division
+        self._state.divide(division.number)
+        self._wake.set()
 
     @contextmanager
     def working(self, token: FencingToken) -> Generator[None]:

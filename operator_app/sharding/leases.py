@@ -22,10 +22,10 @@ LABEL_ROLE: Final = f"{GROUP}/lease"
 """Label of every Lease of this operator. Its value is ``shard``, and ``replica`` for a ``FORMER_MEMBERSHIP``."""
 
 ANNOTATION_SHARDS: Final = f"{GROUP}/shards"
-"""The number of shards that the writer of a shard's Lease is set up with; 0 in a heartbeat."""
+"""The number of the division that the writer of a shard's Lease uses, ``hashing.Division``; 0 in a heartbeat."""
 
 ANNOTATION_DIVISION: Final = f"{GROUP}/division"
-"""In a heartbeat, the number of shards that the replica is set up with; 0 while it gives its shards back."""
+"""In a heartbeat, the number of the division that the replica uses; 0 while it gives its shards back."""
 
 ANNOTATION_HOLDS: Final = f"{GROUP}/holds"
 """In a heartbeat, the shards that the replica holds or has just acquired: a hexadecimal number with a bit for each."""
@@ -85,8 +85,8 @@ class LeaseTimes:
 class Lease:
     """The fields of a Lease.
 
-    ``shard`` is None where the role is not ``SHARD``. ``shards`` is the writer's number of shards, of a heartbeat 0
-    while the replica gives its shards back. ``held`` has a bit for each shard that a heartbeat names.
+    ``shard`` is None where the role is not ``SHARD``. ``division`` is the number of the writer's division, of a
+    heartbeat 0 while the replica gives its shards back. ``held`` has a bit for each shard that a heartbeat names.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Lease:
     holder: str | None
     epoch: int
     duration_s: float
-    shards: int
+    division: int
     held: int
     is_released: bool
     uid: str
@@ -147,7 +147,7 @@ def lease_of(obj: Object, times: LeaseTimes, *, known: Lease | None = None) -> L
         holder=holder,
         epoch=spec.get("leaseTransitions") or 0,
         duration_s=_duration_s(obj, times, known),
-        shards=_natural(annotations.get(ANNOTATION_DIVISION if role == Role.HEARTBEAT else ANNOTATION_SHARDS), 10),
+        division=_natural(annotations.get(ANNOTATION_DIVISION if role == Role.HEARTBEAT else ANNOTATION_SHARDS), 10),
         held=_natural(annotations.get(ANNOTATION_HOLDS), 16) if role == Role.HEARTBEAT else 0,
         is_released=role == Role.SHARD and holder is None and annotations.get(ANNOTATION_RELEASED) != "false",
         uid=metadata["uid"],

@@ -13,7 +13,7 @@ import httpx2
 
 from operator_app.api.kinds import Kind, Object
 from operator_app.apply import Applier
-from operator_app.controller.scopes import INDEXES
+from operator_app.controller.scopes import INDEXES, SECOND_INDEXES
 from operator_app.dataplane.plane import DataPlane
 from operator_app.finalizer import Finalizer
 from operator_app.kube.client import Cluster
@@ -92,7 +92,7 @@ async def components(
     ) as cluster:
         writes: list[tuple[Kind, Outcome]] = []
         occurrences: list[Occurrence] = []
-        store = Store(INDEXES)
+        store = Store(INDEXES, second=SECOND_INDEXES)
 
         def on_write(kind: Kind, outcome: Outcome) -> None:
             writes.append((kind, outcome))

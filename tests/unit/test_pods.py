@@ -111,11 +111,12 @@ def test_what_is_kept_of_a_pod_says_the_same_and_finds_its_proxy() -> None:
         "labels": {"app.kubernetes.io/instance": "web", "edge.operator-app.dev/owner-uid": "uid-1", "more": "x"},
         "annotations": {"more": "x" * 1000},
     }
-    pod["spec"]["volumes"] = [{"name": "more"}]
+    pod["spec"] |= {"volumes": [{"name": "more"}], "nodeName": "node-1"}
     kept = kept_of_pod(pod)
     assert trouble([kept]) == trouble([pod])
     assert trouble([kept]) is not None
     assert (owner_uid(kept), proxy_of_pod(kept)) == ("uid-1", Key("team", "web"))
+    assert kept["spec"]["nodeName"] == "node-1"
     assert len(str(kept)) < len(str(pod)) / 2
 
 

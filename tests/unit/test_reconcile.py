@@ -33,7 +33,7 @@ from operator_app.desired import children
 from operator_app.errors import ConflictError, TransientError
 from operator_app.kube.deltas import Changed
 from operator_app.kube.events import Occurrence
-from operator_app.reconcile import PERSISTENT_AFTER, Reconciler, _addresses
+from operator_app.reconcile import PERSISTENT_AFTER, Reconciler
 from operator_app.registration.backoff import Backoff
 from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.claims import Claims
@@ -705,29 +705,3 @@ async def test_a_record_that_names_another_uid_is_not_touched(tmp_path: Path) ->
     api = ScriptedApi(("apply EnvoyProxy", with_finalizer(gone)))
     async with reconciling(api, tmp_path, (ENVOY_PROXY, gone), (PROXY_REGISTRATION, theirs)) as own:
         assert await own.reconciler.reconcile(KEY) == DONE
-
-
-@pytest.mark.parametrize(
-    ("ingress", "addresses"),
-    [
-        ([], ()),
-        ([{"ip": "203.0.113.7"}], ("203.0.113.7",)),
-        ([{"ip": "2001:db8::7"}, {"ip": "203.0.113.7"}], ("203.0.113.7", "2001:db8::7")),
-        ([{"ip": "203.0.113.7"}, {"ip": "2001:db8::7"}, {"ip": "203.0.113.7"}], ("203.0.113.7", "2001:db8::7")),
-        ([{"hostname": "b.lb.example.net"}, {"hostname": "a.lb.example.net"}], ("a.lb.example.net",)),
-        ([{"hostname": "lb.example.net"}, {"ip": "203.0.113.7"}], ("203.0.113.7",)),
-        ([{"hostname": "lb.example.net", "ip": "203.0.113.7"}], ("lb.example.net",)),
-        ([{"ip": f"203.0.113.{n}"} for n in range(99)], tuple(sorted(f"203.0.113.{n}" for n in range(99)))[:16]),
-    ],
-)
-def test_the_addresses_of_a_load_balancer_do_not_depend_on_their_order(
-    ingress: list[dict[str, str]], addresses: tuple[str, ...]
-) -> None:
-    """All IP addresses, IPv4 first, or else one name: a change of order is no change."""
-    proxy: Object = {"metadata": {"uid": "one"}}
-    owner = {"uid": "one", "controller": True}
-    service: Object = {"metadata": {"name": "web-envoy", "namespace": "team-a", "ownerReferences": [owner]}}
-    service |= {"spec": {"type": "LoadBalancer"}, "status": {"loadBalancer": {"ingress": ingress}}}
-    assert _addresses(proxy, service) == addresses
-    service["status"] = {"loadBalancer": {"ingress": ingress[::-1]}}
-    assert _addresses(proxy, service) == addresses

@@ -21,9 +21,11 @@ CANDIDATES = (
     "true",
     "false",
     "team-a=3",
+    "affinity",
     "ClusterIP",
     "10.0.0.0/8",
     "ns1.example.com:53",
+    "external",
 )
 """Texts, of which every setting accepts at least one that differs from its default."""
 
@@ -103,6 +105,7 @@ def test_every_setting_is_documented(name: str) -> None:
         ("tenant_service_types", ","),
         ("forbidden_networks", "10.0.0.7/8"),
         ("forbidden_networks", "metadata"),
+        ("tenant_forbidden_fields", "listeners"),
     ],
 )
 def test_bad_values_are_refused(name: str, value: str) -> None:
@@ -140,3 +143,17 @@ def test_settings_are_immutable() -> None:
     """A setting can't be changed after it was read."""
     with pytest.raises(ValidationError):
         Settings().workers = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"shards": 33}, "--server-side-sharding allows --shards of up to 32, and not 33"),
+        ({"shards": 6, "namespaces": "team-a"}, "leave --namespaces empty"),
+    ],
+)
+def test_server_side_sharding_says_what_it_needs(values: dict[str, Any], said: str) -> None:
+    """It divides a whole cluster, into few shards, since each has watches of its own."""
+    with pytest.raises(ValidationError, match=said):
+        Settings(server_side_sharding=True, **values)
+    assert Settings(server_side_sharding=True, shards=6).shards == 6

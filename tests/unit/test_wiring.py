@@ -21,6 +21,7 @@ from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, LABEL_TENANT, LEASE,
 from operator_app.app import Operator
 from operator_app.apply import Result
 from operator_app.controller.backpressure import Backpressure
+from operator_app.controller.scopes import Scope
 from operator_app.desired import child_key
 from operator_app.errors import FencedError
 from operator_app.kube import fencing
@@ -32,6 +33,8 @@ from operator_app.observability.metrics import Metrics
 from operator_app.registration.registrar import Registries
 from operator_app.results import DONE, Outcome, ReconcileResult
 from operator_app.settings import Settings
+from operator_app.sharding.election import ShardTransition
+from operator_app.sharding.ranges import balanced
 from operator_app.ssa.changes import FieldChange
 from operator_app.ssa.fields import Drift
 from tests.unit.kube.scripted_client import cluster_over
@@ -90,9 +93,9 @@ class Running:
 
 
 @asynccontextmanager
-async def running(folder: Path, api: ScriptedApi | None = None) -> AsyncGenerator[Running]:
+async def running(folder: Path, api: ScriptedApi | None = None, **settings_: Any) -> AsyncGenerator[Running]:
     """An operator with one worker, so that its reconciles have an order."""
-    settings = Settings(workers=1, in_flight_per_tenant=1)
+    settings = Settings(workers=1, in_flight_per_tenant=1, **settings_)
     async with cluster_over(api or ScriptedApi(), folder) as cluster:
         operator = Operator(settings, cluster, Metrics(), Health(), Backpressure(), Registries({}), replica="r")
         with operator._events._sender, operator._events._receiver:
@@ -219,6 +222,35 @@ async def test_nothing_begins_before_every_kind_is_listed(tmp_path: Path) -> Non
             assert not operator._health.is_ready
             assert not operator._can_join.is_set()
             assert len(operator._workers) == 0
+
+
+async def test_an_acquired_shard_is_not_reconciled_before_it_is_listed(tmp_path: Path) -> None:
+    """With server-side sharding an absent proxy looks deleted until then; a shard that was lost is forgotten."""
+    async with running(tmp_path, server_side_sharding=True, shards=2) as run, anyio.create_task_group() as tasks:
+        operator, ranges = run.operator, balanced({}, 2)
+        operator._scopes.divide()
+        operator._elector.divide(ranges)
+        operator._tasks = tasks
+        shard, hashes = ranges.shard_of(NEIGHBOUR.namespace), ranges.range_of(ranges.shard_of(NEIGHBOUR.namespace))
+
+        async def silent(kind: Kind, scope: Scope, sink: object) -> NoReturn:  # noqa: ARG001
+            while True:
+                await anyio.sleep_forever()
+
+        operator._shard_watches._follow = silent
+        operator._shard_changed(shard, ShardTransition.TAKEN)
+        assert await operator._reconcile(NEIGHBOUR, 0) is None
+        for kind, scope in operator._scopes:
+            objects = (run._versioned(proxy(NEIGHBOUR)),) if kind == ENVOY_PROXY else ()
+            delta = Listed(kind, scope["namespace"], objects, "500", first=True, last=True, hashes=scope["hashes"])
+            operator._apply_delta(delta)
+        assert await operator._reconcile(NEIGHBOUR, 0) is not None
+        operator._shard_changed(shard, ShardTransition.LOST)
+        assert await operator._reconcile(NEIGHBOUR, 0) is None
+        assert run.reconciled == [NEIGHBOUR]
+        assert operator._store.keys(ENVOY_PROXY) == ()
+        assert hashes not in {scope["hashes"] for _, scope in operator._scopes}
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_resync_allows_what_was_refused_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

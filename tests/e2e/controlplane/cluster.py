@@ -68,15 +68,21 @@ class ControlPlane:
 
     ``crds`` are files that are applied before the controllers start: the garbage collector looks for new kinds only
     every 30 s, and until then does not notice that an owner of such a kind is gone. Without ``audit_bodies`` the audit
-    log does not say what the operator wrote.
+    log does not say what the operator wrote. ``gates`` are feature gates of the API server to turn on.
 
     Raises ``StartError`` on entry.
     """
 
     def __init__(
-        self, *, crds: Sequence[Path] = (), report: Report = lambda _line: None, audit_bodies: bool = True
+        self,
+        *,
+        crds: Sequence[Path] = (),
+        report: Report = lambda _line: None,
+        audit_bodies: bool = True,
+        gates: Sequence[str] = (),
     ) -> None:
         self._crds = crds
+        self._gates = gates
         self._audit_bodies = audit_bodies
         self._report = report
         self._resources = ExitStack()
@@ -184,7 +190,7 @@ class ControlPlane:
             port = _free_port()
             server = f"https://127.0.0.1:{port}"
             authority.write_kubeconfig(self.kubeconfig, server, ADMIN, "system:masters")
-            component = start(components.kube_apiserver(self._layout, authority, port))
+            component = start(components.kube_apiserver(self._layout, authority, port, self._gates))
             with Kube(self.kubeconfig) as admin:
                 try:
                     _wait(lambda: _is_ready(admin), component)  # called before the next round

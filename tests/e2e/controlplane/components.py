@@ -4,6 +4,7 @@ Flags are those of etcd 3.6 and Kubernetes 1.36. Whatever differs from a product
 one test run private, fast and small; what a client of the API can notice stays as it is in production.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -92,7 +93,7 @@ def etcd(layout: Layout) -> list[str]:
     ]
 
 
-def kube_apiserver(layout: Layout, authority: Authority, port: int) -> list[str]:
+def kube_apiserver(layout: Layout, authority: Authority, port: int, gates: Sequence[str] = ()) -> list[str]:
     """Authentication by certificate and token, RBAC, and the audit log written before an answer is complete."""
     return [
         "kube-apiserver",
@@ -122,6 +123,7 @@ def kube_apiserver(layout: Layout, authority: Authority, port: int) -> list[str]
         "--audit-log-mode=blocking",
         "--audit-log-maxsize=0",
         "--profiling=false",
+        *(f"--feature-gates={gate}=true" for gate in gates),
     ]
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator, core_schema
 
+from benchmarks.hostile import big
 from operator_app.api import fields
 from operator_app.api.fields import duration_s
 from operator_app.api.kinds import Object
-from operator_app.api.models import Listener, parse_spec, sentence
+from operator_app.api.models import EnvoyProxySpec, Listener, parse_spec, sentence
 from operator_app.api.rules import Rule
 from tests.api_cases import BOUNDS, CASES, HOSTILE, TEXT_MEMBERS, Case, Path, edited, proxy, with_fragment
 
@@ -160,3 +161,13 @@ def test_the_expressions_are_found() -> None:
     """The test above covers at least nine expressions of seven types."""
     assert len(_expressions()) >= 9
     assert len(STRING_TYPES) >= 7
+
+
+def test_a_spec_in_parts_is_the_same_as_in_one_piece() -> None:
+    """Listeners and backends are validated one by one, so that a large spec lets other threads run in between."""
+    obj = big("team-a", 1)
+    assert parse_spec(obj) == EnvoyProxySpec.model_validate(obj["spec"])
+    obj["spec"]["backends"][7]["endpoints"][3]["port"] = 0
+    with pytest.raises(ValidationError) as raised:
+        parse_spec(obj)
+    assert sentence(raised.value).startswith("spec.backends.7.endpoints.3.port: ")

@@ -14,6 +14,7 @@ from operator_app.controller.resync import MissedChange, resync
 from operator_app.errors import TransientError
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted
+from operator_app.kube.hash_ranges import HashRange, hash_of
 from operator_app.kube.store import Store
 from tests.unit.kube.scripted_client import cluster_over
 
@@ -85,6 +86,8 @@ async def resynced(
     meanwhile: Callable[[], object] = lambda: None,
     *,
     namespace: str | None = None,
+    hashes: HashRange | None = None,
+    is_watched: Callable[[], bool] = lambda: True,
 ) -> tuple[MissedChange, ...]:
     """One resync; ``meanwhile`` happens in its grace time."""
 
@@ -93,7 +96,16 @@ async def resynced(
 
     wait: Callable[[float], Awaitable[None]] = sleep
     async with cluster_of(server, folder) as cluster:
-        return await resync(cluster, store, CONFIG_MAP, namespace=namespace, labels=None, sleep=wait)
+        return await resync(
+            cluster,
+            store,
+            CONFIG_MAP,
+            namespace=namespace,
+            labels=None,
+            hashes=hashes,
+            is_watched=is_watched,
+            sleep=wait,
+        )
 
 
 async def test_where_all_agree_nothing_is_read(tmp_path: Path) -> None:
@@ -202,3 +214,26 @@ async def test_a_failed_list_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(TransientError):
         await resynced(tmp_path, server, store)
     assert store.get(CONFIG_MAP, A) == config_map(A, 5)
+
+
+async def test_only_the_namespaces_of_a_range_are_compared(tmp_path: Path) -> None:
+    """On a server that ignores the range, too: what others hold is neither missed nor taken for deleted."""
+    elsewhere = Key("team-b", "x")
+    own = HashRange(hash_of("team-a"), hash_of("team-a") + 1)
+    server = Server(config_map(A, 9), config_map(elsewhere, 8))
+    store = knowing(config_map(B, 6), config_map(Key("team-c", "y"), 7))
+    missed = await resynced(tmp_path, server, store, hashes=own)
+    assert [(key_of(each.object), each.is_deleted) for each in missed] == [(A, False), (B, True)]
+    assert sorted(store.keys(CONFIG_MAP)) == [A, Key("team-c", "y")]
+
+
+async def test_what_is_not_watched_any_more_is_not_read(tmp_path: Path) -> None:
+    """A shard that was given up during a resync: its store is empty, which is no reason to fill it again."""
+    server, store = Server(config_map(A, 9), config_map(B, 8)), knowing(config_map(A, 5))
+    watched = [True]
+
+    def given_up() -> None:
+        watched[0] = False
+
+    assert await resynced(tmp_path, server, store, given_up, is_watched=lambda: watched[0]) == ()
+    assert server.reads == []

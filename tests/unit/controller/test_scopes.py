@@ -8,6 +8,7 @@ from operator_app.api.kinds import (
     HOSTNAME_CLAIM,
     LABEL_TENANT,
     NAMESPACE,
+    NODE,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -16,6 +17,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.controller.scopes import INDEXES, KEPT, MANAGED_BY_US, Scopes, indexes_of
 from operator_app.kube.deltas import Changed, Listed
+from operator_app.kube.hash_ranges import Coverage
 from operator_app.kube.store import Store
 
 
@@ -34,10 +36,25 @@ def test_the_whole_cluster_is_one_scope_for_each_kind() -> None:
     """Proxies without a selector, tenants' Namespaces, records in the own namespace, and managed children."""
     scopes = dict(scopes_of()[1])
     assert set(scopes) == set(INDEXES)
-    assert scopes[ENVOY_PROXY] == {"namespace": None, "labels": None}
-    assert scopes[NAMESPACE] == {"namespace": None, "labels": LABEL_TENANT}
-    assert scopes[CONFIG_MAP] == {"namespace": None, "labels": MANAGED_BY_US}
-    assert scopes[PROXY_REGISTRATION] == {"namespace": "edge-system", "labels": MANAGED_BY_US}
+    assert scopes[ENVOY_PROXY] == {"namespace": None, "labels": None, "hashes": None}
+    assert scopes[NAMESPACE] == {"namespace": None, "labels": LABEL_TENANT, "hashes": None}
+    assert scopes[CONFIG_MAP] == {"namespace": None, "labels": MANAGED_BY_US, "hashes": None}
+    assert scopes[PROXY_REGISTRATION] == {"namespace": "edge-system", "labels": MANAGED_BY_US, "hashes": None}
+
+
+def test_nodes_are_watched_only_where_their_addresses_are_published() -> None:
+    """All of them, whichever namespaces are served; then no namespace is synced before they are known."""
+    for namespaces in ((), ("a",)):
+        store = Store(indexes_of("edge-system"))
+        scopes = Scopes(store, namespace="edge-system", namespaces=namespaces, are_nodes_watched=True)
+        assert dict(scopes)[NODE] == {"namespace": None, "labels": None, "hashes": None}
+        assert NODE not in Scopes(store, namespace="edge-system", namespaces=namespaces).kinds
+        for kind, scope in scopes:
+            if kind != NODE:
+                listed(store, kind, scope["namespace"])
+                assert scopes.newly_synced(scope["namespace"]) == ()
+        listed(store, NODE, None)
+        assert scopes.newly_synced(None) == (namespaces or (None,))
 
 
 def test_claims_of_other_operators_are_known_by_name_alone() -> None:
@@ -98,7 +115,7 @@ def test_the_records_may_be_listed_last(own: str) -> None:
 def test_a_synced_cluster_has_every_namespace_synced() -> None:
     """Without chosen namespaces the whole cluster is synced at once, whichever list comes last."""
     store, scopes = scopes_of()
-    newly: list[str | None] = []
+    newly: list[Coverage] = []
     for kind, scope in scopes:
         assert not newly
         assert not scopes.is_any_synced

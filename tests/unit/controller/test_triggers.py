@@ -14,13 +14,15 @@ from operator_app.api.kinds import (
     LABEL_INSTANCE,
     LABEL_TENANT,
     NAMESPACE,
+    NODE,
     POD,
     PROXY_REGISTRATION,
+    SERVICE,
     Key,
     Kind,
     Object,
 )
-from operator_app.controller.scopes import INDEXES, Scopes
+from operator_app.controller.scopes import Scopes, indexes_of
 from operator_app.controller.triggers import Triggers
 from operator_app.controller.workqueue import Priority
 from operator_app.desired import child_key
@@ -42,7 +44,7 @@ class World:
     versions: int = 10
 
     def __post_init__(self) -> None:
-        self.store = Store(INDEXES)
+        self.store = Store(indexes_of("edge-system"))
         self.scopes = Scopes(self.store, namespace="edge-system", namespaces=())
         self.triggers = Triggers(self.store, self.scopes, self, lambda *added: self.enqueued.append(added))
 
@@ -127,22 +129,84 @@ def test_a_claim_enqueues_its_proxy_and_all_that_declare_its_hostname(world: Wor
     assert world.store.keys(HOSTNAME_CLAIM) == ()
 
 
-def test_a_policy_enqueues_the_proxies_that_wait_for_a_hostname(world: World) -> None:
+async def test_a_policy_enqueues_the_proxies_that_wait_for_a_hostname(world: World) -> None:
     """Not those that have theirs, nor those that declare none; its removal does the same."""
-    waiting, served = Key("team-b", "waiting"), Key("team-b", "served")
+    waiting, served, again = (Key("team-b", name) for name in ("waiting", "served", "again"))
     world.change(ENVOY_PROXY, proxy(waiting, hostname="waiting.example.org"))
     world.change(ENVOY_PROXY, proxy(served, hostname="served.example.org"))
+    world.change(ENVOY_PROXY, proxy(again, hostname="again.example.org"))
     world.change(ENVOY_PROXY, proxy())
-    reference = {"namespace": "team-b", "name": "served", "uid": "u-served"}
-    world.change(HOSTNAME_CLAIM, named(Key("", "served.example.org"), hostname="served.example.org", proxy=reference))
+    for name, uid in (("served", "u-served"), ("again", "u-before")):
+        reference = {"namespace": "team-b", "name": name, "uid": uid}
+        hostname = f"{name}.example.org"
+        world.change(HOSTNAME_CLAIM, named(Key("", hostname), hostname=hostname, proxy=reference))
+    expected = [(again, "team-b", Priority.REPAIR), (waiting, "team-b", Priority.REPAIR)]
     policy = named(Key("", "policy"))
-    assert world.change(HOSTNAME_POLICY, policy) == [(waiting, "team-b", Priority.REPAIR)]
     world.enqueued.clear()
-    world.triggers.apply_delta(Deleted(HOSTNAME_POLICY, policy))
-    assert world.enqueued == [(waiting, "team-b", Priority.REPAIR)]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.triggers.enqueue_unclaimed)
+        world.change(HOSTNAME_POLICY, policy)
+        assert await enqueued(world, 2) == expected
+        world.triggers.apply_delta(Deleted(HOSTNAME_POLICY, policy))
+        assert await enqueued(world, 2) == expected
+        world.triggers.enqueue_affected(HOSTNAME_POLICY, policy, Priority.REPAIR)
+        assert await enqueued(world, 2) == expected, "one that a resync has found missing"
+        tasks.cancel_scope.cancel()
+
+
+async def enqueued(world: World, count: int) -> list[tuple[Key, str, Priority]]:
+    """What is enqueued once there are so many, and nothing more comes; it is returned once."""
+    with anyio.fail_after(20):
+        while len(world.enqueued) < count:
+            await anyio.lowlevel.checkpoint()
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+    found, world.enqueued[:] = sorted(world.enqueued), []
+    return found
+
+
+async def test_policies_and_claims_of_many_proxies_hold_nothing_up(world: World) -> None:
+    """Thousands that declare one hostname are found by their addresses, and other tasks run during a look at all."""
+    for number in range(3_000):
+        world.change(ENVOY_PROXY, proxy(Key("team-a", f"p{number}"), hostname="one.example.org"))
+    reads = 0
+    get = world.store.get
+
+    def counted(kind: Kind, key: Key) -> Object | None:
+        nonlocal reads
+        reads += kind == ENVOY_PROXY
+        return get(kind, key)
+
+    world.store.get = counted  # type: ignore[method-assign]
+    reference = {"namespace": "team-a", "name": "p0", "uid": "u-p0"}
+    claim = named(Key("", "one.example.org"), hostname="one.example.org", proxy=reference)
+    assert len(world.change(HOSTNAME_CLAIM, claim)) == 3_000
+    assert reads == 0
     world.enqueued.clear()
-    world.triggers.enqueue_affected(HOSTNAME_POLICY, policy, Priority.REPAIR)
-    assert world.enqueued == [(waiting, "team-b", Priority.REPAIR)], "one that a resync has found missing"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.triggers.enqueue_unclaimed)
+        world.change(HOSTNAME_POLICY, named(Key("", "policy")))
+        assert len(await enqueued(world, 2_999)) == 2_999
+        tasks.cancel_scope.cancel()
+    assert reads <= 1
+
+
+def test_a_tenants_label_is_read_once_and_again_when_it_changes(world: World) -> None:
+    """Also after the label, or the whole Namespace, is gone."""
+
+    def labelled(tenant: str | None) -> Object:
+        metadata = {"name": "team-a", "uid": "n"} | ({"labels": {LABEL_TENANT: tenant}} if tenant else {})
+        return {"metadata": metadata}
+
+    assert world.triggers.tenant_of("team-a") == "team-a"
+    for tenant in ("shop", "shop", "bank"):
+        world.change(NAMESPACE, labelled(tenant))
+        assert [world.triggers.tenant_of("team-a") for _ in range(2)] == [tenant] * 2
+    world.versions += 1
+    gone = labelled("bank")
+    gone["metadata"]["resourceVersion"] = str(world.versions)
+    world.triggers.apply_delta(Deleted(NAMESPACE, gone))
+    assert world.triggers.tenant_of("team-a") == "team-a"
 
 
 def test_a_hostname_that_the_operator_gives_back_wakes_who_waits_for_it(world: World) -> None:
@@ -218,6 +282,28 @@ async def test_a_synced_namespace_enqueues_its_proxies_where_the_shard_is_held(w
             tasks.start_soon(world.triggers.enqueue_synced, namespace)
     assert sorted(key.namespace for key, *_ in world.enqueued) == ["team-a", "team-b"]
     assert walks <= 2
+
+
+async def test_a_changed_node_enqueues_the_proxies_with_a_node_port(world: World) -> None:
+    """And no report of a kubelet that changes nothing that is published; a resync that finds a change does it, too."""
+    other, metadata = Key("team-a", "other"), {"name": "node-1", "uid": "n"}
+    world.change(SERVICE, named(child_key(WEB), type="NodePort"))
+    world.change(SERVICE, named(child_key(other), type="LoadBalancer"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.triggers.enqueue_node_ports)
+        for conditions, is_news in (([], True), ([], False), ([{"type": "Ready", "status": "True"}], True)):
+            assert world.change(NODE, {"metadata": dict(metadata), "status": {"conditions": conditions}}) == []
+            await anyio.wait_all_tasks_blocked()
+            assert world.enqueued == ([(WEB, "team-a", Priority.REPAIR)] if is_news else [])
+        world.enqueued.clear()
+        world.triggers.enqueue_affected(NODE, {"metadata": metadata}, Priority.REPAIR)
+        await anyio.wait_all_tasks_blocked()
+        assert world.enqueued == [(WEB, "team-a", Priority.REPAIR)]
+        world.enqueued.clear()
+        world.triggers.apply_delta(Listed(NODE, None, (), "99", first=True, last=True))
+        await anyio.wait_all_tasks_blocked()
+        assert world.enqueued == [(WEB, "team-a", Priority.REPAIR)]
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_resync_enqueues_every_known_proxy_of_the_shards_held(world: World) -> None:

@@ -44,6 +44,21 @@ def known(store: Store) -> dict[str, int]:
     return {name: version_of(each) for name, each in found.items() if each is not None}
 
 
+def test_two_indexes_of_a_kind_are_kept_apart() -> None:
+    """Each is looked up by its own values, and neither has objects that were changed, removed or never indexed."""
+    store = Store({CONFIG_MAP: lambda each: each["owner"]}, second={CONFIG_MAP: lambda each: each.get("also")})
+    for each in (obj(1, owner="x") | {"also": "y"}, obj(2, key=B, owner="y")):
+        store.apply_delta(Changed(CONFIG_MAP, each))
+    assert [key_of(each) for each in store.indexed_second(CONFIG_MAP, "y")] == [A]
+    assert store.indexed_keys(CONFIG_MAP, "y") == (B,)
+    store.apply_delta(Changed(CONFIG_MAP, obj(3, owner="y") | {"also": "z"}))
+    assert store.indexed_second(CONFIG_MAP, "y") == ()
+    assert set(store.indexed_keys(CONFIG_MAP, "y")) == {A, B}
+    store.apply_delta(Deleted(CONFIG_MAP, obj(4)))
+    assert store.indexed_second(CONFIG_MAP, "z") == ()
+    assert set(store.index_values(CONFIG_MAP)) == {"y"}
+
+
 @pytest.mark.parametrize(("first", "then", "is_news"), [(5, 6, True), (5, 5, False), (5, 4, False), (9, 10, True)])
 def test_only_a_newer_version_is_news(first: int, then: int, *, is_news: bool) -> None:
     """By a watch and by responses alike; versions are compared as numbers, not as text."""

@@ -26,6 +26,7 @@ from operator_app.errors import (
 )
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Changed, Deleted, Delta, Listed
+from operator_app.kube.hash_ranges import HashRange, hash_of
 from operator_app.kube.watch import (
     RETRY_AFTER_CAP_S,
     Complete,
@@ -126,10 +127,12 @@ class Server(httpx2.AsyncBaseTransport):
     def __init__(self, *answers: Answer) -> None:
         self._answers = list(answers)
         self.asked: list[str] = []
+        self.selectors: list[str | None] = []
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """The next answer of the script."""
         params = request.url.params
+        self.selectors.append(params.get("shardSelector"))
         self.asked.append(
             f"watch {params['resourceVersion']}" if "watch" in params else f"list {params.get('continue', '')}".strip()
         )
@@ -266,6 +269,24 @@ def test_deltas_name_their_kind_and_scope(run: Callable[..., Run]) -> None:
     done = run(Server(page(5, "a"), stream(line("DELETED", "a", 6))), namespace="team-a", labels="a=b")
     assert done.deltas[0] == Listed(CONFIG_MAP, "team-a", (obj("a", 5),), "5", first=True, last=True)
     assert done.deltas[1] == Deleted(CONFIG_MAP, obj("a", 6))
+
+
+def test_of_a_server_that_ignores_hashes_only_what_was_asked_for_is_delivered(run: Callable[..., Run]) -> None:
+    """Objects of other namespaces, on a page or in a stream, are left out, and the watch goes on behind them."""
+
+    def of(namespace: str, name: str, version: int) -> Object:
+        return {**(each := obj(name, version)), "metadata": each["metadata"] | {"namespace": namespace}}
+
+    items = [of("team-a", "a", 4), of("team-b", "b", 5)]
+    events = [("MODIFIED", of("team-b", "b", 6)), ("ADDED", of("team-a", "c", 7)), ("DELETED", of("team-b", "b", 8))]
+    lines = [json.dumps({"type": type_, "object": each}).encode() + b"\n" for type_, each in events]
+    server = Server(httpx2.Response(200, json={"metadata": {"resourceVersion": "5"}, "items": items}), stream(*lines))
+    own = HashRange(hash_of("team-a"), hash_of("team-a") + 1)
+    done = run(server, hashes=own)
+    assert done.summary == ["[a]@5", "+c@7"]
+    assert done.deltas[0] == Listed(CONFIG_MAP, None, (items[0],), "5", first=True, last=True, hashes=own)
+    assert server.asked == ["list", "watch 5", "watch 8"]
+    assert server.selectors == [own.selector] * 3
 
 
 @pytest.mark.parametrize("gone", [refusal(410), stream(GONE_IN_STREAM)], ids=["answer", "in-stream"])

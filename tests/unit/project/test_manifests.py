@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -58,10 +59,10 @@ OPERATOR_CLUSTER: Final = {
             "delete": "prune where the spec does not ask for it any more",
         }.items()
     },
-    ("", "pods", "get"): "a Pod that a watch has missed",
     ("", "pods", "list"): "start of a watch",
     ("", "pods", "watch"): "learn which proxies serve, where they can be asked, and why others do not",
     ("", "pods/status", "patch"): "one annotation, which makes the kubelet fetch a changed ConfigMap at once",
+    ("", "pods/log", "get"): "why an Envoy has refused a file, in its own words, once for each refusal",
     ("", "namespaces", "get"): "the tenant label of one namespace; the UID of kube-system, the cluster's identity",
     ("", "namespaces", "list"): "start of a watch",
     ("", "namespaces", "watch"): "learn of a changed tenant label",
@@ -167,6 +168,39 @@ def test_an_operator_of_chosen_namespaces_can_read_the_clusters_identity_and_no_
         "name": role["metadata"]["name"],
     }
     assert binding["subjects"] == manifest("ClusterRoleBinding")["subjects"]
+
+
+def test_nodes_can_be_watched_only_where_a_component_says_so() -> None:
+    """The component grants to list and watch nodes, no more, and sets what makes the operator watch them."""
+    component = MANIFESTS / "components" / "node-addresses"
+    role, binding = yaml.safe_load_all((component / "cluster-role-nodes.yaml").read_text())
+    assert rights(role) == {("", "nodes", "list"), ("", "nodes", "watch")}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == manifest("ClusterRoleBinding")["subjects"]
+    everywhere = [right for each in manifests() if each["kind"] == "ClusterRole" for right in rights(each)]
+    assert "nodes" not in {resource for _, resource, _ in everywhere}
+    assert not Settings().are_nodes_watched
+    (patch,) = yaml.safe_load((component / "kustomization.yaml").read_text())["patches"]
+    (container,) = yaml.safe_load(patch["patch"])["spec"]["template"]["spec"]["containers"]
+    (variable,) = container["env"]
+    assert variable["name"] == "OPERATOR_APP_NODE_PORT_ADDRESSES"
+    assert Settings(node_port_addresses=variable["value"]).are_nodes_watched
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("overlay", ["namespaced", "powerdns", "rfc2136"])
+def test_kustomize_adds_the_component_to_each_overlay(tmp_path: Path, overlay: str) -> None:
+    """The role is there, and the operator's variable beside those of the overlay."""
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    own = {"resources": [f"manifests/overlays/{overlay}"], "components": ["manifests/components/node-addresses"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
+    rendered = subprocess.run(("kubectl", "kustomize", str(tmp_path)), capture_output=True, text=True, check=True)
+    objects = list(yaml.safe_load_all(rendered.stdout))
+    assert ("ClusterRole", "operator-app-nodes") in {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
+    (deployment,) = (obj for obj in objects if obj["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    names = {each["name"] for each in container["env"]}
+    assert {"OPERATOR_APP_NODE_PORT_ADDRESSES", "OPERATOR_APP_REPLICA_NAME"} < names
 
 
 def test_no_role_has_a_wildcard_or_touches_secrets_and_roles() -> None:

@@ -3,7 +3,7 @@
 Replicas have clocks of their own, with an offset and a rate. They can be crashed, paused as by SIGSTOP (their clock
 goes on), disconnected, and asked to leave, and each kind of request can be refused. Those of the former format may run
 beside those of today's. After every single event the simulation asserts that no two replicas have valid fencing tokens
-of one shard, or of different numbers of shards.
+of one shard, or of different divisions.
 """
 
 import copy
@@ -96,6 +96,8 @@ class Replica:
         self._wakes = 0
         self.transitions: list[tuple[float, int, ShardTransition]] = []
         self.tokens: list[FencingToken] = []
+        self.divisions: dict[FencingToken, int] = {}
+        """The division of which the shard of a token is one."""
         kind = FormerElectionState if is_former else ElectionState
         self.state = kind(
             name,
@@ -198,6 +200,12 @@ class Replica:
         token = self.state.token(shard)
         if transition == ShardTransition.TAKEN and token is not None:
             self.tokens.append(token)
+            self.divisions[token] = self.division
+
+    @property
+    def division(self) -> int:
+        """The number of the division that the replica uses."""
+        return self.state.division if isinstance(self.state, ElectionState) else self.state.shards
 
 
 class RoundTrip:
@@ -341,11 +349,11 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """Never two holders of a shard, nor holders with different numbers of shards, paused ones included."""
+        """Never two holders of a shard, nor holders with different divisions, paused ones included."""
         valid = [(each, token) for each in self.replicas if each.is_running for token in each.tokens if token.is_valid]
         holders = [token.shard for _, token in valid]
         assert len(holders) == len(set(holders)), [(each.name, token.shard, token.epoch) for each, token in valid]
-        assert len({each.state.shards for each, _ in valid}) <= 1
+        assert len({each.divisions.get(token, each.division) for each, token in valid}) <= 1
 
     def delay_s(self) -> float:
         """The network delay of one message: mostly short, sometimes long."""

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -106,7 +107,7 @@ def test_foreign_leases_are_ignored_and_missing_fields_get_safe_defaults() -> No
     bare = {"metadata": a_lease("operator-app-shard-3")["metadata"] | {"annotations": {}}, "spec": {}}
     lease = lease_of(bare, TIMES)
     assert lease is not None
-    assert (lease.shard, lease.holder, lease.epoch, lease.duration_s, lease.shards) == (3, None, 0, 15, 0)
+    assert (lease.shard, lease.holder, lease.epoch, lease.duration_s, lease.division) == (3, None, 0, 15, 0)
 
 
 # --- shares --------------------------------------------------------------------------------------------------------
@@ -326,7 +327,7 @@ def test_a_heartbeat_names_the_shards_and_looks_like_a_lease_of_another_division
     assert former_format.lease_of(replica.store(beat), TIMES) is not None
     lease = lease_of(replica.store(beat), TIMES)
     assert lease is not None
-    assert (lease.role, lease.shard, lease.shards) == (Role.HEARTBEAT, None, 6)
+    assert (lease.role, lease.shard, lease.division) == (Role.HEARTBEAT, None, 6)
     assert [shard for shard in range(6) if lease.holds(shard)] == [1, 5]
 
 
@@ -423,6 +424,23 @@ def test_a_shard_whose_token_can_not_begin_is_given_back() -> None:
     assert replica.due(LeaseAction.ACQUIRE) == []
     replica.wait(0.1)
     assert len(replica.due(LeaseAction.ACQUIRE)) == 1
+
+
+def test_a_shard_that_another_division_claims_meanwhile_is_given_back() -> None:
+    """Before the heartbeat that would begin its token is confirmed: it begins none, and the shard is released."""
+    replica = OneReplica()
+    replica.join()
+    (acquisition,) = replica.due(LeaseAction.ACQUIRE)
+    replica.succeed(acquisition)
+    (beat,) = replica.due(LeaseAction.BEAT)
+    replica.succeed(beat)
+    replica.version += 1
+    other = a_lease(shard_lease_name(3), shards=5, holderIdentity="other")
+    other["metadata"]["resourceVersion"] = str(replica.version)
+    replica.state.observe(other, now_mono=replica.now)
+    replica.deliver()
+    assert replica.state.held == ()
+    assert [each.shard for each in replica.due(LeaseAction.RELEASE)] == [0]
 
 
 def test_a_lease_expires_by_the_observers_own_clock() -> None:
@@ -1005,6 +1023,55 @@ def test_different_numbers_of_shards_never_have_holders_together(seed: int) -> N
     replicas = [world.join("a", 2), world.join("b", 2)]
     world.join("c", 5)
     chaos(world, replicas, 200)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_divisions_that_change_under_faults_never_have_holders_together(seed: int) -> None:
+    """Replicas learn at different times of other ranges, some never; at the end all shards are held and even."""
+    world = World(2_000 + seed, longest_delay_s=0.5, loss=0.05)
+    shards = world.random.choice((1, 3, 6))
+    replicas = [world.join(f"r{number}", shards) for number in range(3)]
+
+    def tell_some(number: int) -> None:
+        for each in (each for each in world.replicas if each.is_running and world.random.random() < 3 / 4):
+            world.at(world.now + world.random.uniform(0, 20), each.when_able(partial(divide, each, number)))
+
+    for turn in range(1, 13):
+        world.at(world.random.uniform(10, 16) * turn, partial(tell_some, turn * 1_000))
+    chaos(world, replicas, 120)
+
+    world.loss, world.longest_delay_s = 0.0, 0.05
+    running = [each for each in world.replicas if each.is_running]
+    for each in running:
+        each.is_disconnected = each.is_watch_dead = False
+        world.at(world.now + 120, each.when_able(partial(divide, each, 99_000)))
+    world.run(270)
+    assert {each.division for each in running} == {99_000}
+    assert sorted(world.holders()) == list(range(shards))
+    assert max(world.shares()) - min(world.shares()) <= 1
+
+
+def divide(replica: Replica, number: int) -> None:
+    """Let a replica know another division."""
+    assert isinstance(replica.state, ElectionState)
+    replica.state.divide(number)
+    replica.step()
+
+
+def test_another_division_is_used_within_seconds_and_without_waiting_for_a_lease() -> None:
+    """Every shard is released first, and acquired again by the same number of replicas in less than 3 s."""
+    world = World(9)
+    replicas = [world.join(name, 4) for name in "ab"]
+    world.run(30)
+    assert world.shares() == [2, 2]
+    for each in replicas:
+        divide(each, 4_004)
+    begun = world.now
+    while len(world.holders()) < replicas[0].state.shards or {each.division for each in replicas} != {4_004}:
+        world.run(0.1)
+        assert world.now - begun < 3
+    world.run(30)
+    assert world.shares() == [2, 2]
 
 
 def test_the_simulation_detects_a_second_holder() -> None:
