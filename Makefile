@@ -101,11 +101,11 @@ histories: $(STAMP) ## EXAMPLES=50 random histories of users, other writers, pol
 	  tests/e2e/apply/test_state_machine.py tests/e2e/apply/test_foreign_bytes.py $(ARGS)
 
 .PHONY: mutants
-mutants: $(STAMP) ## Wrong versions of the modules that carry the guarantees, against their unit tests (a quarter of an hour)
+mutants: $(STAMP) ## Wrong versions of the modules that carry the guarantees, against their unit tests (up to an hour)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: faults
-faults: $(STAMP) ## Every fault at every point, half an hour; writes docs/reliability.md
+faults: $(STAMP) ## Every fault at every point, in parts, two at a time; writes docs/reliability.md
 	@$(BIN)/python -m tests.e2e.faults $(ARGS)
 
 .PHONY: demo

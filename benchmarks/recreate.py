@@ -3,7 +3,6 @@
 Run as ``python -m benchmarks.recreate [EACH]`` (60 by default), or ``make bench-recreate``. Of as many proxies each
 child is deleted in the foreground once. The latency goes from the event of the end of the old child to the event of the
 new one, both seen by one watch of somebody else; how long the garbage collector takes for the end is told beside it.
-Exits with 1 if a new child took longer than ``MOST_S``.
 """
 
 import json
@@ -32,7 +31,6 @@ from tests.e2e.shipped import CRDS, operator_identity
 TENANTS: Final = 10
 PAUSE_S: Final = 0.2
 TIMEOUT_S: Final = 120.0
-MOST_S: Final = 5.0
 
 
 class Seen:
@@ -97,8 +95,8 @@ def recreated(admin: Kube, kind: Kind, keys: list[Key]) -> tuple[list[float], li
     return list(seen.latency_s.values()), [seen.ended_mono[key] - at for key, at in asked_mono.items()]
 
 
-def main(arguments: list[str]) -> int:
-    """Print the table; returns the exit code."""
+def main(arguments: list[str]) -> None:
+    """Print the table."""
     count = int(arguments[0]) if arguments else 60
     keys = [Key(f"tenant-{number % TENANTS}", f"p{number}") for number in range(count)]
     with (
@@ -119,16 +117,13 @@ def main(arguments: list[str]) -> int:
                 time.sleep(0.5)
             print(f"{count} deletions in the foreground of each kind; seconds")
             print("| child | end until new, p50 | p99 | longest | request until end, p50 |\n|---|---|---|---|---|")
-            longest_s = 0.0
             for kind in CHILD_KINDS:
                 found, ends = recreated(admin, kind, keys)
-                longest_s = max(longest_s, *found)
                 cells = statistics.median(found), percentile(found, 0.99), max(found), statistics.median(ends)
                 print(f"| {kind} | {' | '.join(f'{cell:.3f}' for cell in cells)} |", flush=True)
         finally:
             operator.kill()
-    return int(longest_s > MOST_S)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -9,7 +9,6 @@ import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -25,7 +24,7 @@ from operator_app.api.kinds import (
     Object,
     key_of,
 )
-from tests.e2e.kube import Kube, path_of
+from tests.e2e.kube import Kube, KubeError, path_of
 
 REGISTRY_KINDS: Final = (PROXY_REGISTRATION, HOSTNAME_CLAIM)
 """Kinds whose objects are not in a tenant's namespace, and about the namespace of the proxy that they name."""
@@ -34,6 +33,9 @@ KINDS: Final = (ENVOY_PROXY, *CHILD_KINDS, *REGISTRY_KINDS)
 
 _STREAM_S: Final = 5
 """How long one watch lasts, and so how long it takes to stop."""
+
+_PAUSE_S: Final = 0.1
+"""The pause after a request that failed."""
 
 Address = tuple[Kind, Key]
 View = dict[Address, Object]
@@ -86,10 +88,13 @@ class Observer:
             return tuple(self._bad_transitions[namespace])
 
     def _follow(self, kind: Kind) -> None:
+        """List, then watch. A new API server refuses lists for a moment (429, its storage is initializing)."""
         version = ""
         while not self._is_stopping.is_set():
-            with suppress(httpx2.TransportError):
+            try:
                 version = self._watch(kind, version) if version else self._list(kind)
+            except (httpx2.TransportError, KubeError):
+                self._is_stopping.wait(_PAUSE_S)
 
     def _list(self, kind: Kind) -> str:
         answer = self._admin.request("GET", path_of(kind, Key("", ""))).json()

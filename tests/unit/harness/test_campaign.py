@@ -5,11 +5,13 @@ import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
+import httpx2
 import pytest
 
-from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, LEASE, Key, Object
+from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, LEASE, Key, Kind, Object
 from operator_app.controller.scopes import INDEXES
 from tests.e2e.controlplane import StartError
 from tests.e2e.faults import __main__ as command
@@ -17,11 +19,12 @@ from tests.e2e.faults import checks, outside
 from tests.e2e.faults.campaign import Campaign, Run, foreign_objects
 from tests.e2e.faults.catalogue import everything, starts
 from tests.e2e.faults.injector import Injector
-from tests.e2e.faults.observer import View
+from tests.e2e.faults.observer import KINDS, Observer, View
 from tests.e2e.faults.plan import KILLS, ON_THE_WIRE, Asked, Fault, FaultKind, Plan, Point, applicable, pairs
 from tests.e2e.faults.report import page
 from tests.e2e.faults.scenarios import NAME, SCENARIOS, fresh_proxy, hostnames
 from tests.e2e.faults.selection import EVENTS, REQUESTS
+from tests.e2e.kube import KubeError
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 from tests.unit.kube.scripted_client import kubeconfig_in
 
@@ -195,6 +198,33 @@ def test_the_parts_of_a_campaign_are_the_whole_of_it() -> None:
     parts = catalogue.parts().values()
     assert all(catalogue.groups()), "every way is tried"
     assert sorted(id(run) for part in parts for run in part.runs()) == sorted(map(id, catalogue.runs()))
+
+
+def test_an_observer_goes_on_where_a_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new API server refuses lists for a moment, and what nobody observes looks as if it were missing."""
+    refused: set[str] = set()
+    listed = Event()
+
+    class Admin:
+        def request(self, _method: str, path: str) -> httpx2.Response:
+            if path not in refused:
+                refused.add(path)
+                raise KubeError(f"GET {path}", 429, {"reason": "TooManyRequests"})
+            items = [a_claim(HOSTNAME)] if HOSTNAME_CLAIM.plural in path else []
+            return httpx2.Response(200, json={"items": items, "metadata": {"resourceVersion": "1"}})
+
+    def watch(observer: Observer, kind: Kind, version: str) -> str:
+        if kind == HOSTNAME_CLAIM:
+            listed.set()
+        observer._is_stopping.wait(10)
+        return version
+
+    monkeypatch.setattr(Observer, "_watch", watch)
+    admin: Any = Admin()
+    with Observer(admin) as observer:
+        assert listed.wait(10)
+        assert list(observer.view(TEAM)) == [(HOSTNAME_CLAIM, Key("", HOSTNAME))]
+    assert len(refused) == len(KINDS)
 
 
 def test_every_kind_of_fault_is_selected_for_the_tests() -> None:

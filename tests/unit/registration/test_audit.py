@@ -255,6 +255,8 @@ def test_orphans_are_listed_by_namespace_and_the_json_has_everything() -> None:
     orphan = LedgerEntry(an_entry(uid="two", hostname="c.d", state=RecordState.ORPHANED.value))
     survey = Survey({}, [orphan], (), {})
     assert orphans(survey) == {"team-a": (orphan,)}
+    assert orphans(replace(survey, namespaces=("team-a", "team-b"))) == {"team-a": (orphan,)}
+    assert orphans(replace(survey, namespaces=("team-b",))) == {}, "another audit's namespace"
     gone = Finding(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b", None, "one")
     told = json.loads(as_json(survey, [gone], [gone], {}))
     assert told["findings"] == [
@@ -424,6 +426,17 @@ async def test_a_claim_is_deleted_by_its_uid_and_a_record_by_its_owner(tmp_path:
         assert await fix(own.cluster, registries, OF_CLAIM, namespace="edge-system")
         assert await fix(own.cluster, registries, OF_NOBODY, namespace="edge-system")
     assert api.body("delete HostnameClaim")["preconditions"] == {"uid": "claim-uid"}
+    assert outside.removed == [(UID, "a.b")]
+
+
+@pytest.mark.anyio
+async def test_a_record_of_a_hostname_that_a_living_proxy_gave_up_is_removed(tmp_path: Path) -> None:
+    """Its entry was lost and made anew without the former name; the proxy declares another one."""
+    outside = Outside()
+    registry: Any = outside
+    api = ScriptedApi(LIVE, ("get ProxyRegistration", ok(entry_of())))
+    async with components(api, tmp_path) as own:
+        assert await fix(own.cluster, Registries({"dns": registry}), OF_OTHER, namespace="edge-system")
     assert outside.removed == [(UID, "a.b")]
 
 

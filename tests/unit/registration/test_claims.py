@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from operator_app.api.kinds import HOSTNAME_CLAIM, Key, Object
+from operator_app.api.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
 from operator_app.registration.claims import HOSTNAME_RESTING, Claims, released_at
 from operator_app.results import Outcome
 from tests.unit.scripted_api import ScriptedApi, components, created, ok, repaired
@@ -120,7 +120,9 @@ async def test_giving_back_keeps_the_claim_with_the_time(tmp_path: Path) -> None
         await world.claims.release(SHOP, "uid-1")
         assert [each["metadata"]["name"] for each in world.released] == [HOSTNAME]
         assert released_at(world.released[0]) == world.clock.at
-        assert "resourceVersion" in api.sent[0].body["metadata"]
+        metadata = api.sent[0].body["metadata"]
+        assert "resourceVersion" in metadata
+        assert metadata["labels"] == {LABEL_MANAGED_BY: FIELD_MANAGER}, "it stays in the operator's watch"
         await world.claims.release(SHOP, "uid-1")
         assert len(api.sent) == 1, "it rests already"
 
