@@ -64,22 +64,25 @@ class Triggers:
         self._enqueue = enqueue
         self._newly_synced: set[Coverage] = set()
         self._walk = anyio.Lock()
-        self._policy_changed = anyio.Event()
         self._are_nodes_changed = anyio.Event()
+        self._policy_changed = anyio.Event()
         self._tenants: dict[str, tuple[int, str]] = {}
         """The tenant of each labelled namespace, with the version of the Namespace that it was read from."""
 
     def apply_delta(self, delta: Delta) -> None:
         """Apply what a watch delivered, and enqueue the proxies that each changed object affects."""
-        usable = set(self._store.index_values(NODE)) if delta.kind == NODE else set()
-        changed = self._store.apply_delta(delta)
         if delta.kind == NODE:
-            # A kubelet's report is an event every few minutes, and most change nothing that is published.
-            if usable != set(self._store.index_values(NODE)):
-                self._are_nodes_changed.set()
+            self._apply_nodes(delta)
             return
-        for obj in changed:
+        for obj in self._store.apply_delta(delta):
             self.enqueue_affected(delta.kind, obj, priority_of(delta, obj))
+
+    def _apply_nodes(self, delta: Delta) -> None:
+        """Apply what the watch of nodes delivered; most reports of kubelets change nothing that is published."""
+        usable = set(self._store.index_values(NODE))
+        self._store.apply_delta(delta)
+        if usable != set(self._store.index_values(NODE)):
+            self._are_nodes_changed.set()
 
     def apply_own_delete(self, delta: Deleted) -> None:
         """Apply a delete that the operator sent itself, so that no reconcile waits for the watch to deliver it."""
@@ -119,10 +122,10 @@ class Triggers:
         """Enqueue the proxy that owns an object and, for a claim, every proxy that declares its hostname."""
         if kind == HOSTNAME_POLICY:
             self._policy_changed.set()
-        if kind == NAMESPACE:
-            self._tenants.pop(obj["metadata"]["name"], None)
         if kind == NODE:
             self._are_nodes_changed.set()
+        if kind == NAMESPACE:
+            self._tenants.pop(obj["metadata"]["name"], None)
         owner = owner_of(kind, obj)
         affected = {owner} if owner is not None else set()
         if kind == HOSTNAME_CLAIM:

@@ -112,6 +112,16 @@ async def test_a_status_apply_goes_to_the_subresource_in_the_objects_namespace(k
     assert not applied.created
 
 
+async def test_a_log_is_text_of_a_bounded_length(kubeconfig: Path) -> None:
+    """The end of what one container has written; bytes that are no text are replaced."""
+    server = answering(200, b"one\ntw\xff\n")
+    async with server.connected(kubeconfig) as cluster:
+        assert await cluster.log_of(KEY, container="envoy", lines=2, most_bytes=100) == "one\ntw\ufffd\n"
+    (request,) = server.requests
+    assert (request.method, request.url.path) == ("GET", "/api/v1/namespaces/team-a/pods/checkout/log")
+    assert dict(request.url.params) == {"container": "envoy", "tailLines": "2", "limitBytes": "100"}
+
+
 async def test_a_delete_carries_its_preconditions(kubeconfig: Path) -> None:
     """A delete is of one UID, and of one resourceVersion where that is given."""
     server = answering(200)
