@@ -196,9 +196,12 @@ async def _send_all(kubeconfig: Path, tenants: Sequence[Sequence[Writes]]) -> Ta
 
         async def send(write: Write) -> None:
             kind: Kind = _KINDS[write.plural]
-            is_create = write.body["metadata"].get("resourceVersion") == IMPOSSIBLE_VERSION
-            status = "status" if write.subresource else None
-            await cluster.apply(kind, write.body, force=not is_create, subresource=status)
+            metadata = write.body["metadata"]
+            is_create = metadata.get("resourceVersion") == IMPOSSIBLE_VERSION
+            # The version that the operator saw is another proxy's.
+            unpinned = {name: value for name, value in metadata.items() if is_create or name != "resourceVersion"}
+            body, status = write.body | {"metadata": unpinned}, "status" if write.subresource else None
+            await cluster.apply(kind, body, force=not is_create, subresource=status)
 
         async def send_tenant(proxies: Sequence[Writes]) -> None:
             for writes in proxies:

@@ -102,7 +102,7 @@ KEPT: Final[Mapping[Kind, Keep]] = {
 """What the store keeps of the objects of a kind; of the other kinds it keeps all."""
 
 
-SHARED_KINDS: Final = frozenset({NAMESPACE, PROXY_REGISTRATION, HOSTNAME_CLAIM, HOSTNAME_POLICY, NODE})
+SHARED_KINDS: Final = frozenset({NAMESPACE, NODE, PROXY_REGISTRATION, HOSTNAME_CLAIM, HOSTNAME_POLICY})
 """Kinds whose objects are in no tenant's namespace: every replica watches all of them."""
 
 
@@ -193,8 +193,8 @@ class Scopes:
         """Whether some served namespace is synced, or those that a new shard may have could be at once."""
         if not self._is_divided:
             return bool(self._synced)
-        shared = [kind for kind in self.kinds if kind in SHARED_KINDS]
-        return all(map(self._is_scope_listed, shared, (self._scope(kind, None) for kind in shared)))
+        shared = (kind for kind in self.kinds if kind in SHARED_KINDS)
+        return all(self._is_scope_listed(kind, self._scope(kind, None)) for kind in shared)
 
     def newly_synced(self, listed: Coverage) -> tuple[Coverage, ...]:
         """What is served (``None``: all of the cluster) and has become synced by the complete list of a scope.

@@ -6,7 +6,7 @@ keys of synced namespaces whose shard this replica holds are enqueued: the other
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import anyio
 import structlog
@@ -93,17 +93,17 @@ class Triggers:
         """Enqueue the proxies that wait for a hostname which the operator has given back itself."""
         self.enqueue_affected(HOSTNAME_CLAIM, claim, Priority.REPAIR)
 
-    async def enqueue_unclaimed(self) -> None:
-        """Enqueue the proxies that wait for a hostname whenever a policy has changed, until cancelled.
+    async def run(self) -> NoReturn:
+        """Enqueue the proxies that wait for a hostname whenever a policy has changed, which may allow it now.
 
-        That looks at every hostname, and other tasks run in between. Changes during a walk share the next one.
+        That looks at every hostname, and other tasks run in between. Policies that change meanwhile share one look.
         """
         while True:
             await self._policy_changed.wait()
             self._policy_changed = anyio.Event()
-            await self._walk_unclaimed()
+            await self._enqueue_unclaimed()
 
-    async def _walk_unclaimed(self) -> None:
+    async def _enqueue_unclaimed(self) -> None:
         turns = Turns()
         for hostname in self._store.index_values(ENVOY_PROXY):
             claim = self._store.get(HOSTNAME_CLAIM, Key("", hostname))

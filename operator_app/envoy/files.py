@@ -39,6 +39,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
 
+import msgspec
+
 from operator_app.api.models import EnvoyProxySpec, Listener, Protocol
 from operator_app.envoy import internal, secrets, tls
 from operator_app.envoy.bootstrap import bootstrap
@@ -160,7 +162,7 @@ def rendered(spec: EnvoyProxySpec) -> Files:
         documents: dict[str, Message] = {_bootstrap_file(revision): static}
         for name, (_, listed) in resources.items():
             documents[name] = {"resources": listed, "version_info": versions[name]}
-        texts = {name: json.dumps(document, indent=2, sort_keys=True) + "\n" for name, document in documents.items()}
+        texts = {name: _readable(document) for name, document in documents.items()}
     else:
         texts = {_bootstrap_file(revision): _json(static) + "\n"}
         for name, text in compact.items():
@@ -168,7 +170,7 @@ def rendered(spec: EnvoyProxySpec) -> Files:
             texts[name] = f'{{"resources":{text},"version_info":"{versions[name]}"}}\n'
     mounted = _mounted(spec)
     for name, document in secrets.secret_files(*mounted).items():
-        texts[name] = json.dumps(document, indent=2, sort_keys=True) + "\n"
+        texts[name] = _readable(document)
     size_bytes = sum(map(len, texts.values()))
     if size_bytes > MAX_BYTES:
         raise _too_large(size_bytes)
@@ -262,3 +264,8 @@ def _too_large(size_bytes: int) -> TerminalError:
         "and hosts, above all fewer routes for wildcards or for every host, which count once for each host, or divide "
         "them between several EnvoyProxies",
     )
+
+
+def _readable(document: object) -> str:
+    """As ``json.dumps`` indents it, byte for byte. That has no quick encoder for it and takes ten times as long."""
+    return msgspec.json.format(json.dumps(document, sort_keys=True), indent=2) + "\n"

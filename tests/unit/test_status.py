@@ -14,7 +14,7 @@ from operator_app.apply import Result
 from operator_app.errors import ConflictError
 from operator_app.pods import PodTrouble
 from operator_app.results import Outcome, Problem, Programming
-from operator_app.ssa.contention import Contention
+from operator_app.ssa.contention import Contention, ContentionTimes
 from operator_app.status import Observation, Rollout, is_verified, next_status, observed_current_generation, rollout_of
 from tests.unit.scripted_api import (
     CONFLICT,
@@ -30,6 +30,7 @@ from tests.unit.ssa.field_sets import entry, field_set
 
 NOW = datetime(2026, 7, 2, 3, 4, 5, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
+TIMES = ContentionTimes()
 KEY = Key("team-a", "checkout-envoy")
 WAIT = Problem("Retrying", "wait")
 ACT = Problem("NameConflict", "act", needs_user_action=True)
@@ -578,6 +579,27 @@ async def test_a_flip_takes_the_counters_along_at_once(tmp_path: Path) -> None:
     async with components(api, tmp_path) as own:
         assert await own.statuses.write(proxy, down) is None
     assert api.sent[0].body["status"]["readyReplicas"] == 0
+
+
+@pytest.mark.anyio
+async def test_a_status_that_another_keeps_undoing_is_written_ever_more_slowly(tmp_path: Path) -> None:
+    """Once, and again after three undoings; then the caller is told when to come back, and twice as late each time."""
+    proxy = with_status(proxy_of_team(), next_status(observed(), now=NOW))
+    down = next_status(observed(proxy, live=deployment(ready=0)), now=NOW)
+    api = ScriptedApi()
+    async with components(api, tmp_path) as own:
+        for _ in range(1 + TIMES.threshold):
+            api.add(("apply EnvoyProxy/status", stored_status(proxy)))
+            assert await own.statuses.write(proxy, down) is None
+        pauses = []
+        for _ in range(3):
+            pause_s = await own.statuses.write(proxy, down)
+            assert pause_s is not None
+            pauses.append(pause_s)
+            own.clock.mono += pause_s
+            api.add(("apply EnvoyProxy/status", stored_status(proxy)))
+            assert await own.statuses.write(proxy, down) is None
+    assert pauses == [TIMES.base_s, 2 * TIMES.base_s, 4 * TIMES.base_s]
 
 
 @pytest.mark.anyio

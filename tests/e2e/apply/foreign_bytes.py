@@ -39,9 +39,20 @@ def declared_leaves(declared: Object) -> dict[str, Value]:
     return {path: value for path, value in _leaves("", declared) if not path.startswith(identity)}
 
 
+def declared_parts(declared: Object) -> tuple[str, ...]:
+    """The paths of all fields below the spec that are maps, or stand directly in the spec of an object or its Pods."""
+    return tuple(
+        path
+        for path, _, value in _pointers("", "", declared)
+        if path.startswith(".spec.")
+        and not path.endswith("]")
+        and (isinstance(value, dict) or path.rpartition(".")[0] in (".spec", ".spec.template.spec"))
+    )
+
+
 def pointer(obj: Object, path: str) -> str | None:
     """The JSON pointer (RFC 6901) of a path in ``obj``; ``None`` where it is not there."""
-    return next((found for spelled, found in _pointers("", "", obj) if spelled == path), None)
+    return next((found for spelled, found, _ in _pointers("", "", obj) if spelled == path), None)
 
 
 def value_at(obj: Object, path: str) -> Value:
@@ -76,8 +87,8 @@ def _leaves(path: str, value: Value) -> Iterator[tuple[str, Value]]:
         yield path, value
 
 
-def _pointers(path: str, found: str, value: Value) -> Iterator[tuple[str, str]]:
-    yield path, found
+def _pointers(path: str, found: str, value: Value) -> Iterator[tuple[str, str, Value]]:
+    yield path, found, value
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _pointers(f"{path}.{name}", f"{found}/{name.replace('~', '~0').replace('/', '~1')}", inner)

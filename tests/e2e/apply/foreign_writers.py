@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Kind, Object, Value
 from operator_app.desired import child_key
 from tests.e2e.apply.admission import ANNOTATION
-from tests.e2e.apply.foreign_bytes import Bytes, declared_leaves, foreign_bytes, pointer, value_at
+from tests.e2e.apply.foreign_bytes import Bytes, declared_leaves, declared_parts, foreign_bytes, pointer, value_at
 from tests.e2e.kube import Kube, KubeError, NotThere, PatchType
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import a_proxy, condition, content_of, declared_children, drift_of, holds, wait_reconciled
@@ -192,11 +192,16 @@ class Change:
 
 @dataclass(frozen=True)
 class Replace:
-    """Another writer puts something in the place of a field of ours that excludes it."""
+    """Another writer puts something in the place of a field of ours that excludes it.
+
+    The same edit removes the field of ours at ``beside``, if that names one: what a repair restores there is no reason
+    to remove what others have around it.
+    """
 
     kind: Kind
     what: str
     manager: str
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -262,9 +267,18 @@ SPECS: Final[Mapping[str, Object]] = {
 
 def paths_of(kind: Kind) -> tuple[str, ...]:
     """The paths of every leaf that the plain proxy declares on a child."""
+    return tuple(sorted(declared_leaves(_plain_child(kind))))
+
+
+def parts_of(kind: Kind) -> tuple[str, ...]:
+    """The paths of every part of the spec that the plain proxy declares on a child."""
+    return declared_parts(_plain_child(kind))
+
+
+def _plain_child(kind: Kind) -> Object:
     proxy = _proxy("namespace", "web", "plain")
     proxy["metadata"] |= {"uid": "uid", "generation": 1}
-    return tuple(sorted(declared_leaves(declared_children(proxy)[kind])))
+    return declared_children(proxy)[kind]
 
 
 def _proxy(namespace: str, name: str, spec: str) -> Object:
@@ -288,8 +302,9 @@ class Crowd:
         self._uids: dict[Kind, str] = {}
         self._refused: set[Kind] = set()
         self._thaws = 0
-        self.refused: list[str] = []
-        """What the API server refused to other writers: these steps changed nothing."""
+        self.refused: list[tuple[Step, str]] = []
+        """The steps of other writers that the API server refused, so that they changed nothing, and its words."""
+        self._step: Step = Allow(CONFIG_MAP)
         admin.create(ENVOY_PROXY, _proxy(namespace, name, "plain"))
         wait_reconciled(admin, self._key)
         for kind in CHILD_KINDS:
@@ -304,6 +319,7 @@ class Crowd:
 
     def take(self, step: Step) -> None:
         """Let one step happen, and check what must hold after it."""
+        self._step = step
         match step:
             case Edit() | Restart():
                 self._act(step)
@@ -356,7 +372,7 @@ class Crowd:
         else:
             stored = self._tolerant_patch(step.kind, fragment, "strategic-merge", step.manager)
         if stored is not None:
-            self._remember(step.kind, stored)
+            self._note(step.kind, live, stored)
 
     def _withdraw(self, step: Withdraw) -> None:
         live = self._admin.find(step.kind, self._child)
@@ -364,7 +380,7 @@ class Crowd:
             return
         stored = self._try(lambda: self._admin.apply(step.kind, _pinned({}, live), field_manager=step.manager))
         if stored is not None:
-            self._remember(step.kind, stored)
+            self._note(step.kind, live, stored)
 
     def _change(self, step: Change) -> None:
         live = self._admin.find(step.kind, self._child)
@@ -380,8 +396,14 @@ class Crowd:
 
     def _replace(self, step: Replace) -> None:
         live = self._admin.find(step.kind, self._child)
-        edit = [] if live is None else [each.patch(live) for each in REPLACED[step.kind][step.what]]
-        if edit and None not in edit:
+        if live is None:
+            return
+        edit = [each.patch(live) for each in REPLACED[step.kind][step.what]]
+        beside = pointer(live, step.beside) if step.beside else None
+        if beside is not None:
+            # First, since what is replaced may be around it, and then the API server refuses the whole edit.
+            edit.insert(0, {"op": "remove", "path": beside})
+        if None not in edit:
             self._drift(step.kind, [each for each in edit if each is not None], step.manager)
 
     def _drift(self, kind: Kind, edit: list[Object], manager: str) -> None:
@@ -409,11 +431,12 @@ class Crowd:
 
     def _refuse(self, step: Refuse) -> None:
         """The annotation is a foreign byte as well. A drift makes the operator write, and be refused."""
+        live = self._admin.find(step.kind, self._child)
         stored = self._tolerant_patch(step.kind, {"metadata": {"annotations": {ANNOTATION: step.how}}})
-        if stored is None:
+        if live is None or stored is None:
             return
         self._refused.add(step.kind)
-        self._remember(step.kind, stored)
+        self._note(step.kind, live, stored)
         self._touch_ours(step.kind)
         deadline_mono = time.monotonic() + REFUSED_TIMEOUT_S
         while condition(self._admin.get(ENVOY_PROXY, self._key), "Reconciled").get("status") == "True":
@@ -424,10 +447,11 @@ class Crowd:
         """Another drift makes the next apply another one; else a refusal by a policy is tried again in a minute."""
         if kind not in self._refused:
             return
+        live = self._admin.find(kind, self._child)
         stored = self._tolerant_patch(kind, {"metadata": {"annotations": {ANNOTATION: None}}})
         self._refused.discard(kind)
-        if stored is not None:
-            self._remember(kind, stored)
+        if live is not None and stored is not None:
+            self._note(kind, live, stored)
         self._touch_ours(kind)
 
     def _touch_ours(self, kind: Kind) -> None:
@@ -482,6 +506,22 @@ class Crowd:
         self._uids[kind] = stored["metadata"]["uid"]
         self._foreign[kind] = self._foreign_in(kind, stored)
 
+    def _note(self, kind: Kind, before: Object, stored: Object) -> None:
+        """Take what a write has added for foreign from now on, beside what was and still is.
+
+        Not all that is there: while the operator's writes are refused, a child also holds what others have put in the
+        place of ours, and that is to go.
+        """
+        if stored["metadata"]["uid"] != self._uids[kind]:
+            self._remember(kind, stored)
+            return
+        known, was = self._foreign[kind], self._foreign_in(kind, before)
+        self._foreign[kind] = {
+            path: value
+            for path, value in self._foreign_in(kind, stored).items()
+            if known.get(path, _ABSENT) == value or was.get(path, _ABSENT) != value
+        }
+
     def _remember_new(self, kind: Kind) -> None:
         """Begin anew with a child that replaced a deleted one."""
         live = self._admin.find(kind, self._child)
@@ -500,7 +540,7 @@ class Crowd:
         except KubeError as error:
             if error.code not in {404, 409, 422}:
                 raise
-            self.refused.append(str(error))
+            self.refused.append((self._step, str(error)))
             return None
 
     def _tolerant_patch(

@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,8 @@ from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
     OPERATOR_USER,
+    SETTLED_S,
+    ProxyObjects,
     a_proxy,
     assert_one_of_everything,
     declared_children,
@@ -149,57 +152,52 @@ def test_a_crash_behind_any_write_leaves_what_the_next_reconcile_completes(
     assert {kind: found.uids[kind.kind] for kind in created} == created
 
 
-TAMPERINGS: Final[dict[str, tuple[Point, Callable[[Kube, Key], object]]]] = {
-    "a child was changed": (
-        Point("apply", "ConfigMap"),
-        lambda admin, key: admin.patch(CONFIG_MAP, child_key(key), {"data": {CLUSTERS_FILE: "{}"}}),
-    ),
-    "a child lost its ownership": (
-        Point("apply", "Service"),
-        lambda admin, key: admin.patch(SERVICE, child_key(key), {"metadata": {"managedFields": [{}]}}),
-    ),
-    "a child lost its label": (
-        Point("apply", "Deployment"),
-        lambda admin, key: admin.patch(DEPLOYMENT, child_key(key), {"metadata": {"labels": {LABEL_MANAGED_BY: None}}}),
-    ),
-    "a child was deleted": (
-        Point("apply", "ConfigMap"),
-        lambda admin, key: admin.delete(CONFIG_MAP, child_key(key)),
-    ),
-    "the record was deleted": (
-        Point("apply", "ProxyRegistration"),
-        lambda admin, key: admin.delete(PROXY_REGISTRATION, record_key(admin.get(ENVOY_PROXY, key))),
-    ),
-    "the record was changed": (
-        Point("apply", "ProxyRegistration"),
-        lambda admin, key: admin.patch(
-            PROXY_REGISTRATION, record_key(admin.get(ENVOY_PROXY, key)), {"spec": {"address": "elsewhere.example.com"}}
-        ),
-    ),
-    "the finalizer was removed": (
-        Point("apply", "EnvoyProxy"),
-        lambda admin, key: admin.patch(ENVOY_PROXY, key, {"metadata": {"finalizers": None}}),
-    ),
-    "the spec was changed": (
-        Point("apply", "Deployment"),
-        lambda admin, key: admin.patch(ENVOY_PROXY, key, {"spec": {"replicas": 2}}),
-    ),
-    "the status was written by another": (
-        Point("apply", "EnvoyProxy"),
-        lambda admin, key: admin.patch(
-            ENVOY_PROXY, key, {"status": {"replicas": 7, "address": "elsewhere"}}, subresource="status"
-        ),
-    ),
-}
-"""What others do between a crash behind a write of the first reconcile and the restart, by name."""
+def change_everything(admin: Kube, key: Key) -> None:
+    """Change something in every object of a proxy, the proxy's spec, status and finalizers included."""
+    record = record_key(admin.get(ENVOY_PROXY, key))
+    admin.patch(CONFIG_MAP, child_key(key), {"data": {CLUSTERS_FILE: "{}"}})
+    admin.patch(SERVICE, child_key(key), {"metadata": {"managedFields": [{}]}})
+    admin.patch(DEPLOYMENT, child_key(key), {"metadata": {"labels": {LABEL_MANAGED_BY: None}}})
+    admin.patch(PROXY_REGISTRATION, record, {"spec": {"address": "elsewhere.example.com"}})
+    admin.patch(ENVOY_PROXY, key, {"status": {"replicas": 7, "address": "elsewhere"}}, subresource="status")
+    edit = {"service": {"annotations": {"example.com/a": "1"}}}
+    admin.patch(ENVOY_PROXY, key, {"metadata": {"finalizers": None}, "spec": edit})
 
 
-@pytest.mark.parametrize("what", TAMPERINGS)
+def delete_everything(admin: Kube, key: Key) -> None:
+    """Delete the record and the children that are there."""
+    admin.delete(PROXY_REGISTRATION, record_key(admin.get(ENVOY_PROXY, key)))
+    for kind in CHILD_KINDS:
+        if admin.find(kind, child_key(key)) is not None:
+            admin.delete(kind, child_key(key))
+
+
+def disown_everything(admin: Kube, key: Key) -> None:
+    """Remove all field owners and the operator's label from the children that are there."""
+    for kind in CHILD_KINDS:
+        if admin.find(kind, child_key(key)) is not None:
+            metadata = {"managedFields": [{}], "labels": {LABEL_MANAGED_BY: None}}
+            admin.patch(kind, child_key(key), {"metadata": metadata})
+
+
+@pytest.mark.parametrize(
+    ("behind", "tamper"),
+    [
+        (Point("apply", "EnvoyProxy", "status"), change_everything),
+        (Point("apply", "ProxyRegistration"), delete_everything),
+        (Point("apply", "Deployment"), disown_everything),
+    ],
+    ids=["changed", "deleted", "disowned"],
+)
 def test_tampering_between_a_crash_and_the_restart_is_undone(
-    admin: Kube, namespace: str, operator: OperatorProcess, tmp_path: Path, what: str
+    admin: Kube,
+    namespace: str,
+    operator: OperatorProcess,
+    tmp_path: Path,
+    behind: Point,
+    tamper: Callable[[Kube, Key], None],
 ) -> None:
-    """The first reconcile is cut short, what it has left is changed, and the next start brings everything about."""
-    behind, tamper = TAMPERINGS[what]
+    """The first reconcile is cut short, what it has left is tampered with, and the next start completes everything."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     crash_behind(operator, behind, namespace, tmp_path)
@@ -207,7 +205,7 @@ def test_tampering_between_a_crash_and_the_restart_is_undone(
 
     operator.start()
     wait_until(lambda: objects_of_if_whole(admin, key), 30, "everything to be there")
-    wait_until(lambda: not drift_of(admin, key), 30, "everything to be as declared")
+    wait_until(partial(is_as_declared, admin, key), 30, "everything to be as declared")
     admin.wait_until(ENVOY_PROXY, key, holds("Registered"), 30)
     found = assert_one_of_everything(admin, key)
     assert found.record["spec"]["address"] == f"web-envoy.{namespace}.svc"
@@ -242,86 +240,78 @@ def test_a_stranger_that_takes_a_childs_name_after_a_crash_is_left_alone(
     assert_one_of_everything(admin, key)
 
 
-def spent_by(audit: AuditLog, key: Key, proxy: Object, since: Mark) -> dict[tuple[str, str, str], int]:
+def spent_by(audit: AuditLog, key: Key, proxy: Object, since: Mark) -> Counter[tuple[str, str, str]]:
     """How many requests of each sort the operator has sent about a proxy, its children, its record and its claims."""
     spent = Counter((each.verb, each.resource, each.subresource) for each in requests_for(audit, key, proxy, since))
     claims = [each for each in audit.entries(since) if each.user == OPERATOR_USER and each.resource == "hostnameclaims"]
-    return dict(spent + Counter((each.verb, each.resource, "") for each in claims if each.name))
+    return spent + Counter((each.verb, each.resource, "") for each in claims if each.name.startswith(f"{key.name}."))
+
+
+def settled(admin: Kube, keys: Collection[Key]) -> dict[Key, ProxyObjects]:
+    """All of several proxies, once nothing of any has changed for ``SETTLED_S``."""
+    found: dict[Key, ProxyObjects] = {}
+
+    def has_settled() -> bool:
+        before = {key: each.versions for key, each in found.items()}
+        found.update({key: objects_of(admin, key) for key in keys})
+        if before == {key: each.versions for key, each in found.items()}:
+            return True
+        time.sleep(SETTLED_S)
+        return False
+
+    wait_until(has_settled, 60, "everything to settle")
+    return found
+
+
+def new_proxies(admin: Kube, namespace: str, names: Iterable[str]) -> dict[str, Key]:
+    """Proxies that have converged, by what they are for."""
+    keys = {name: Key(namespace, name) for name in names}
+    for key in keys.values():
+        registration = {"hostname": f"{key.name}.{namespace}.example.com"}
+        admin.create(ENVOY_PROXY, a_proxy(*key, registration=registration))
+    for key in keys.values():
+        wait_reconciled(admin, key)
+    return keys
 
 
 STATUS: Final = ("patch", "envoyproxies", "status")
 EDITS: Final[dict[str, Object]] = {
-    "a route": {
+    "route": {
         "listeners": [{"name": "http", "port": 80, "routes": [{"match": {"pathPrefix": "/x"}, "backend": "app"}]}]
     },
-    "a port": {"listeners": [{"name": "http", "port": 81, "targetPort": 8081, "routes": [{"backend": "app"}]}]},
-    "the number of replicas": {"replicas": 2},
-    "the Service's annotations": {"service": {"annotations": {"example.com/a": "1"}}},
+    "port": {"listeners": [{"name": "http", "port": 81, "targetPort": 8081, "routes": [{"backend": "app"}]}]},
+    "replicas": {"replicas": 2},
+    "annotations": {"service": {"annotations": {"example.com/a": "1"}}},
 }
 
 
-@pytest.mark.parametrize("what", EDITS)
-def test_an_edit_takes_no_read_and_one_write_for_each_object_that_it_changes(
-    admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess, what: str
-) -> None:
-    """The children that declare something else, the record of the new generation, and the status."""
-    key = Key(namespace, "web")
-    admin.create(ENVOY_PROXY, a_proxy(namespace))
-    wait_reconciled(admin, key)
-    before = settled_objects_of(admin, key)
-    mark = audit.mark()
-    edited = admin.patch(ENVOY_PROXY, key, {"spec": EDITS[what]})
-    wait_reconciled(admin, key)
-    declared = (declared_children(each, before.children) for each in (before.proxy, edited))
-    changed = [kind.plural for kind, (one, other) in _paired(*declared).items() if one != other]
-    assert changed
-    settled_objects_of(admin, key)
-    spent = spent_by(audit, key, before.proxy, mark)
-    # The numbers of a rollout settle in one more status, or in the same one.
-    assert spent.pop(STATUS, 0) in {1, 2}
-    assert spent == {("patch", plural, ""): 1 for plural in (*changed, "proxyregistrations")}
-    assert running_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
-
-
-@pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
-@pytest.mark.parametrize("is_deleted", [False, True], ids=["changed", "deleted"])
-def test_a_drift_takes_no_read_and_one_write(
-    admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess, kind: Kind, *, is_deleted: bool
-) -> None:
-    """The repair is an apply of the one child; a deleted Deployment's new numbers are a status or two."""
-    key = Key(namespace, "web")
-    admin.create(ENVOY_PROXY, a_proxy(namespace))
-    wait_reconciled(admin, key)
-    before = settled_objects_of(admin, key)
-    mark = audit.mark()
-    if is_deleted:
-        admin.delete(kind, child_key(key))
-        wait_until(lambda: uid_of(admin, kind, key) not in {None, before.uids[kind.kind]}, 30, "the new child")
-    else:
-        admin.patch(kind, child_key(key), {"metadata": {"labels": {LABEL_MANAGED_BY: "nobody"}}})
-    wait_until(lambda: not drift_of(admin, key), 30, "the repair")
-    settled_objects_of(admin, key)
-    spent = spent_by(audit, key, before.proxy, mark)
-    assert spent.pop(STATUS, 0) <= (2 if kind == DEPLOYMENT and is_deleted else 0)
-    assert spent == {("patch", kind.plural, ""): 1}
-    assert running_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
-
-
-def test_a_deletion_takes_no_read_and_three_writes(
+def test_edits_and_a_deletion_take_no_read_and_one_write_for_each_object_that_they_change(
     admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
 ) -> None:
-    """The record, the claim, and the finalizer; the children are the garbage collector's."""
-    key = Key(namespace, "web")
-    admin.create(ENVOY_PROXY, a_proxy(namespace, registration={"hostname": f"web.{namespace}.example.com"}))
-    wait_reconciled(admin, key)
-    proxy = settled_objects_of(admin, key).proxy
+    """An edit: the children that declare something else, the record of the new generation, and the status.
+
+    A deletion: the record, the claim, and the finalizer; the children are the garbage collector's.
+    """
+    keys = new_proxies(admin, namespace, (*EDITS, "deleted"))
+    deleted = keys.pop("deleted")
+    before = settled(admin, [*keys.values(), deleted])
     mark = audit.mark()
-    admin.delete(ENVOY_PROXY, key)
-    wait_all_gone(admin, proxy)
-    for kind in CHILD_KINDS:
-        admin.wait_gone(kind, child_key(key), timeout_s=60)
-    time.sleep(QUIET_S)
-    assert spent_by(audit, key, proxy, mark) == {
+    admin.delete(ENVOY_PROXY, deleted)
+    edited = {what: admin.patch(ENVOY_PROXY, key, {"spec": EDITS[what]}) for what, key in keys.items()}
+    for key in keys.values():
+        wait_reconciled(admin, key)
+    wait_all_gone(admin, before[deleted].proxy)
+    settled(admin, keys.values())
+    for what, key in keys.items():
+        known = before[key]
+        one, other = (declared_children(each, known.children) for each in (known.proxy, edited[what]))
+        changed = [kind.plural for kind, child in other.items() if child != one.get(kind)]
+        assert changed
+        spent = spent_by(audit, key, known.proxy, mark)
+        # The numbers of a rollout settle in one more status, or in the same one.
+        assert spent.pop(STATUS, 0) in {1, 2}, what
+        assert spent == {("patch", plural, ""): 1 for plural in (*changed, "proxyregistrations")}, what
+    assert spent_by(audit, deleted, before[deleted].proxy, mark) == {
         ("delete", "proxyregistrations", ""): 1,
         ("delete", "hostnameclaims", ""): 1,
         ("patch", "envoyproxies", ""): 1,
@@ -329,15 +319,52 @@ def test_a_deletion_takes_no_read_and_three_writes(
     assert running_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
 
 
-def _paired(one: dict[Kind, Object], other: dict[Kind, Object]) -> dict[Kind, tuple[Object, Object]]:
-    return {kind: (one[kind], other[kind]) for kind in CHILD_KINDS}
+DRIFTS: Final[dict[str, tuple[Object | None, int, int]]] = {
+    "changed": ({"metadata": {"labels": {"app.kubernetes.io/component": "nobody"}}}, 0, 1),
+    "deleted": (None, 0, 1),
+    # An object without this label is in no watch of the operator: it is created, refused, read, and repaired.
+    "hidden": ({"metadata": {"labels": {LABEL_MANAGED_BY: "nobody"}}}, 1, 2),
+}
+"""Edits of a child (``None``: its deletion), with the reads and the writes that its repair takes."""
 
 
-def uid_of(admin: Kube, kind: Kind, key: Key) -> str | None:
-    """The UID of a child; ``None`` where there is none."""
+def test_a_drift_that_is_seen_takes_no_read_and_one_write(
+    admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
+) -> None:
+    """The repair is an apply of the one child; a deleted Deployment's new numbers are a status or two."""
+    cases = {f"{drift}-{kind.kind.lower()}": (drift, kind) for drift in DRIFTS for kind in CHILD_KINDS}
+    keys = new_proxies(admin, namespace, cases)
+    before = settled(admin, keys.values())
+    mark = audit.mark()
+    for name, (drift, kind) in cases.items():
+        edit = DRIFTS[drift][0]
+        if edit is None:
+            admin.delete(kind, child_key(keys[name]))
+        else:
+            admin.patch(kind, child_key(keys[name]), edit)
+    for name, (drift, kind) in cases.items():
+        key, uid = keys[name], before[keys[name]].uids[kind.kind]
+        if DRIFTS[drift][0] is None:
+            wait_until(partial(is_anew, admin, kind, key, uid), 30, name)
+        wait_until(partial(is_as_declared, admin, key), 30, f"the repair of {name}")
+    settled(admin, keys.values())
+    for name, (drift, kind) in cases.items():
+        edit, reads, writes = DRIFTS[drift]
+        spent = spent_by(audit, keys[name], before[keys[name]].proxy, mark)
+        assert spent.pop(STATUS, 0) <= (2 if kind == DEPLOYMENT and edit is None else 0), name
+        assert spent == Counter({("patch", kind.plural, ""): writes, ("get", kind.plural, ""): reads}), name
+    assert running_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
+
+
+def is_anew(admin: Kube, kind: Kind, key: Key, uid: str) -> bool:
+    """Whether there is a child other than the one with this UID."""
     live = admin.find(kind, child_key(key))
-    uid: str | None = None if live is None else live["metadata"]["uid"]
-    return uid
+    return live is not None and live["metadata"]["uid"] != uid
+
+
+def is_as_declared(admin: Kube, key: Key) -> bool:
+    """Whether every child of a proxy is exactly as declared."""
+    return not drift_of(admin, key)
 
 
 def objects_of_if_whole(admin: Kube, key: Key) -> bool:

@@ -16,47 +16,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
-from tests.e2e.controlplane import BuildError, ControlPlane, StartError, ToolchainError
+from tests.e2e.controlplane import BuildError, StartError, ToolchainError
 from tests.e2e.faults import outside
-from tests.e2e.faults.campaign import Campaign, Run
-from tests.e2e.faults.catalogue import Catalogue, everything
-from tests.e2e.faults.conduct import conduct
+from tests.e2e.faults.campaign import Run
+from tests.e2e.faults.catalogue import everything
+from tests.e2e.faults.parts import QUIET_S, RESYNC_INTERVAL_S, Progress, conducted, new_campaign
 from tests.e2e.faults.report import counts, distinct_points, failures, page, unreached
 from tests.e2e.faults.scenarios import SCENARIOS
-from tests.e2e.kube import Kube
 from tests.e2e.powerdns.install import NotInstalledError
-from tests.e2e.shipped import CRDS, operator_identity
 from tests.paths import ROOT
 
 PAGE: Final = ROOT / "docs" / "reliability.md"
 DIRECTORY_PREFIX: Final = "operator-app-faults-"
-QUIET_S: Final = 20.0
-RESYNC_INTERVAL_S: Final = 6.0
 RECORDINGS: Final = 3
 AT_ONCE: Final = int(os.environ.get("FAULTS_AT_ONCE", "2"))
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Prints a line with the minutes and seconds since the beginning, and the part that it is about."""
-
-    begun_mono: float
-    part: str = ""
-
-    def __call__(self, line: str) -> None:
-        """Print a line."""
-        minutes, seconds = divmod(int(time.monotonic() - self.begun_mono), 60)
-        print(f"{minutes:2d}:{seconds:02d} {f'[{self.part}] ' if self.part else ''}{line}", flush=True)
 
 
 def main(only: Sequence[str] = ()) -> int:
@@ -80,42 +63,25 @@ def main(only: Sequence[str] = ()) -> int:
 
 def _experiment(directory: Path, report: Progress, only: Sequence[str]) -> tuple[list[Run], list[str]]:
     report(f"recording the points of {len(SCENARIOS)} undisturbed scenarios")
-    with _campaign(_folder(directory, "recordings"), report) as campaign:
+    with new_campaign(_folder(directory, "recordings"), report) as campaign:
         catalogue = everything(campaign.record(SCENARIOS, times=RECORDINGS))
     parts = {name: part for name, part in catalogue.parts().items() if not only or name in only}
     report(f"{len(catalogue)} runs to make: {', '.join(f'{len(part)} {name}' for name, part in parts.items())}")
     runs, complaints = list[Run](), list[str]()
     with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn")) as pool:
-        conducted = {
-            name: pool.submit(_conducted, _folder(directory, name), part, replace(report, part=name))
+        results = {
+            name: pool.submit(conducted, _folder(directory, name), part, replace(report, part=name))
             for name, part in parts.items()
         }
-        for name, result in conducted.items():
+        for name, result in results.items():
             try:
                 found = result.result()
-            except (AssertionError, OSError, TimeoutError) as error:
+            except (AssertionError, BrokenProcessPool, OSError) as error:
                 complaints.append(f"the part {name!r} ended before its time: {error}")
             else:
                 runs += found[0]
                 complaints += found[1]
     return runs, complaints
-
-
-def _conducted(directory: Path, catalogue: Catalogue, report: Progress) -> tuple[list[Run], list[str]]:
-    """All runs of one part; in a process of its own."""
-    with _campaign(directory, report) as campaign:
-        campaign.start_operator()
-        runs = conduct(campaign, catalogue, quiet_s=QUIET_S, resync_interval_s=RESYNC_INTERVAL_S, report=report)
-        return runs, campaign.complaints
-
-
-@contextmanager
-def _campaign(directory: Path, report: Progress) -> Iterator[Campaign]:
-    """A campaign on a new control plane."""
-    with ControlPlane(crds=CRDS, report=report) as control_plane, Kube(control_plane.kubeconfig) as admin:
-        kubeconfig = operator_identity(control_plane, admin)
-        with Campaign(admin, kubeconfig, control_plane.audit(), directory) as campaign:
-            yield campaign
 
 
 def _folder(directory: Path, name: str) -> Path:

@@ -38,9 +38,10 @@ SHARDS: Final[int] = Settings.model_fields["shards"].default
 SETTLED_S: Final = 1.5
 """A run is over when nothing is wrong and nothing has changed for this long; counters settle within 1 s."""
 
-CONVERGE_TIMEOUT_S: Final = 60.0
-INJECT_TIMEOUT_S: Final = 10.0
-KILL_TIMEOUT_S: Final = 30.0
+CONVERGE_TIMEOUT_S: Final = 180.0
+"""Nothing waits for so long but what has failed: a batch takes half a minute, and several times that beside a load."""
+INJECT_TIMEOUT_S: Final = 30.0
+KILL_TIMEOUT_S: Final = 90.0
 """Longer than for other faults: the operator has to start first."""
 POLL_S: Final = 0.05
 

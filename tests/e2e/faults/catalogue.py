@@ -18,6 +18,9 @@ from tests.e2e.faults.scenarios import SCENARIOS
 HEALED_BY_RESYNC: Final = frozenset({FaultKind.INVALID, FaultKind.HIDE, FaultKind.REPLAY})
 """Faults after which the operator can't know better, or is rightly stalled, until its next resync."""
 
+READS: Final = 3
+"""How many reads of one object are points of a scenario: each later round reads a stranger's object once more."""
+
 WATCHED: Final = (*INDEXES, LEASE)
 """Every kind that the operator lists and watches."""
 
@@ -81,6 +84,8 @@ def everything(points: Mapping[str, Iterable[Point]]) -> Catalogue:
     number = 0
     for scenario in SCENARIOS:
         for point in points[scenario.name]:
+            if point.verb == "get" and point.n > READS:
+                continue
             for kind in applicable(point):
                 catalogue.add(Run(scenario, kind, point))
             for kind, then in pairs(point, number):

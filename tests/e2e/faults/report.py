@@ -6,7 +6,7 @@ from typing import Final
 
 from operator_app.settings import Settings
 from tests.e2e.faults.campaign import BOUNDS, Run
-from tests.e2e.faults.catalogue import HEALED_BY_RESYNC
+from tests.e2e.faults.catalogue import HEALED_BY_RESYNC, READS
 from tests.e2e.faults.conduct import IDLE
 from tests.e2e.faults.outside import OutsideRun, section
 from tests.e2e.faults.plan import FaultKind
@@ -53,7 +53,8 @@ fails, as it does when a run did not survive.
 Between two of the operator's rounds others write as well: in one scenario a stranger's Service has the name of the
 proxy's, in another one a rival undoes each repair once. Where two faults are named, the second one struck at the next
 request about the same proxy, the first one of the recovery. A run whose fault found nothing to strike is made again,
-and has to converge all the same.
+and has to converge all the same. What a stranger has is read in each round; the first {reads} of these reads are
+points.
 
 The runs change these settings: {flags}.
 
@@ -110,6 +111,7 @@ def page(
         flags=", ".join(f"`{flag}`" for flag in FLAGS),
         commit=commit,
         machine=machine,
+        reads=READS,
     )
     parts = [head, *_failures(runs, calls, complaints)]
     rows = [(name, *counts(sections[name])) for name in names]

@@ -76,6 +76,28 @@ def test_a_change_is_reported_once() -> None:
     assert store.apply_delta(page(5, obj(5))) == ()
 
 
+def test_only_what_is_to_be_kept_is_stored() -> None:
+    """Whether a watch delivers it or an answer."""
+    store = Store(
+        {CONFIG_MAP: lambda each: each["owner"]}, {CONFIG_MAP: lambda each: {**each, "data": "dropped", "owner": None}}
+    )
+    store.apply_delta(Changed(CONFIG_MAP, obj(5, owner="x") | {"data": "large"}))
+    store.apply_delta(Changed(CONFIG_MAP, obj(6, key=B, owner="x") | {"data": "large"}))
+    store.learn(CONFIG_MAP, obj(7, owner="x") | {"data": "large"})
+    found = [store.get(CONFIG_MAP, key) for key in (A, B)]
+    assert [each["data"] for each in found if each is not None] == ["dropped"] * 2
+
+
+def test_nothing_is_kept_of_a_read_that_is_over() -> None:
+    """Reads of one name at the same time end in any order, and none leaves anything behind."""
+    store = store_of()
+    with ExitStack() as contexts:
+        for key in (A, A, B):
+            contexts.enter_context(store.reading(CONFIG_MAP, key))
+        assert set(store._kinds[CONFIG_MAP].readings) == {A, B}
+    assert store._kinds[CONFIG_MAP].readings == {}
+
+
 def test_a_deletion_removes_what_is_not_newer() -> None:
     """The event carries the version of the deletion; a newer object of that name was created after it, and stays."""
     store = store_of(obj(5))

@@ -94,6 +94,16 @@ def test_fields_taken_by_turns_are_counted_each() -> None:
     assert tracker.contention(UID, now_mono=0) == Contention(("first", "second"), ("a", "b"), 60)
 
 
+def test_all_who_take_a_field_by_turns_are_named() -> None:
+    """In their order and once each, not only whoever was the last."""
+    tracker = ContentionTracker(TIMES)
+    for name in ("helm", "kubectl-edit", "helm"):
+        fought(tracker, 1, taken(A, "1", name))
+    contention = tracker.contention(UID, now_mono=0)
+    assert contention is not None
+    assert contention.managers == ("helm", "kubectl-edit")
+
+
 def test_removals_are_counted_like_takings() -> None:
     """A writer that removes a field leaves no name behind, and is slowed down all the same."""
     tracker = ContentionTracker(TIMES)
