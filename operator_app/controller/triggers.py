@@ -93,7 +93,7 @@ class Triggers:
         """Enqueue the proxies that wait for a hostname which the operator has given back itself."""
         self.enqueue_affected(HOSTNAME_CLAIM, claim, Priority.REPAIR)
 
-    async def run(self) -> NoReturn:
+    async def enqueue_unclaimed(self) -> NoReturn:
         """Enqueue the proxies that wait for a hostname whenever a policy has changed, which may allow it now.
 
         That looks at every hostname, and other tasks run in between. Policies that change meanwhile share one look.
@@ -101,9 +101,9 @@ class Triggers:
         while True:
             await self._policy_changed.wait()
             self._policy_changed = anyio.Event()
-            await self._enqueue_unclaimed()
+            await self._enqueue_all_unclaimed()
 
-    async def _enqueue_unclaimed(self) -> None:
+    async def _enqueue_all_unclaimed(self) -> None:
         turns = Turns()
         for hostname in self._store.index_values(ENVOY_PROXY):
             claim = self._store.get(HOSTNAME_CLAIM, Key("", hostname))
