@@ -144,6 +144,10 @@ bench-converge: $(STAMP) ## First reconciles against the same writes by a bare s
 bench-recreate: $(STAMP) ## Seconds until a child is there again after a deletion in the foreground (two minutes)
 	@$(BIN)/python -m benchmarks.recreate $(ARGS)
 
+.PHONY: bench-pauses
+bench-pauses: $(STAMP) ## How long the garbage collector holds the process, as Python does it and as shipped
+	@$(BIN)/python -m benchmarks.pauses $(ARGS)
+
 .PHONY: bench-sharding
 bench-sharding: $(STAMP) ## What three replicas are sent with server-side sharding and without it (some minutes)
 	@$(BIN)/python -m benchmarks.sharding $(ARGS)
