@@ -20,7 +20,6 @@ from tests.paths import ROOT
 PRELOADED: Final = ("operator_app.app", "tests.e2e.leash", "tests.e2e.module_process")
 
 _forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload(list(PRELOADED))
 
 
 class ModuleProcess:
@@ -34,6 +33,8 @@ class ModuleProcess:
             target=_run, args=(module, tuple(arguments), log, dict(environment)), daemon=True
         )
         log.touch()
+        # The list is one for the whole interpreter, and others set theirs when they are imported.
+        _forking.set_forkserver_preload(list(PRELOADED))
         with contextlib.chdir(ROOT):
             self._process.start()
 
