@@ -15,7 +15,7 @@ ARGS ?=
 N ?= 1000
 EXAMPLES ?= 50
 # Test files go to this many processes; each that holds an e2e test starts a control plane of its own (0.7 GB).
-WORKERS ?= 2
+WORKERS ?= 3
 IMAGE ?= operator-app:dev
 # buildah, docker and podman all know `build`.
 BUILDER ?= $(firstword $(foreach tool,buildah docker podman,$(if $(shell command -v $(tool)),$(tool))) docker)

@@ -534,7 +534,7 @@ async def test_a_version_of_the_future_is_gone_for_a_list_and_silent_for_a_watch
     received: dict[str, int] = {}
     for version in (page.resource_version, future):
         async with cluster.watch(
-            PROXY_REGISTRATION, resource_version=version, namespace=namespace, timeout_s=3, idle_timeout_s=10
+            PROXY_REGISTRATION, resource_version=version, namespace=namespace, timeout_s=8, idle_timeout_s=20
         ) as stream:
             admin.create(CONFIG_MAP, config_map(namespace, f"subject-{version}"))
             received[version] = len([event async for event in stream])

@@ -64,7 +64,7 @@ def scoped(
     operator.kill()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_each_namespace_is_served_for_itself(
     admin: Kube, scoped: OperatorProcess, namespaces: tuple[str, str, str]
 ) -> None:

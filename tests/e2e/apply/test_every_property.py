@@ -9,7 +9,8 @@ from typing import Final
 import pytest
 
 from operator_app.api.crd import crds
-from operator_app.api.kinds import ANNOTATION_REVISION, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, Key, Object
+from operator_app.api.kinds import ANNOTATION_REVISION, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
+from operator_app.desired import child_key
 from tests import api_cases
 from tests.e2e.kube import Kube
 from tests.e2e.node.envoy import configuration_error
@@ -32,6 +33,9 @@ BASE: Final[Object] = api_cases.proxy()["spec"] | {"replicas": 0}
 """Uses nearly every field. Without Pods, so that a hundred rollouts cost nothing; ``replicas`` has its own trail."""
 
 TRAILS: Final[dict[str, tuple[Step, ...]]] = {str(prop): trail(prop, BASE) for prop in properties(SCHEMA)}
+A_CLOUDS_ADDRESS: Final = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.80"}]}}}
+"""What the controller of a cloud writes to a Service of the type LoadBalancer; without one, nothing is registered."""
+
 WALKERS: Final = 6
 """Proxies that are edited at the same time; the API server is what limits."""
 
@@ -52,7 +56,7 @@ def test_a_property_that_the_walk_does_not_know_is_noticed() -> None:
         trail(Property(("fresh",), {"type": "string"}, is_required=False), BASE)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_every_property_converges_and_can_be_changed_back(
     admin: Kube, namespace: str, running_operator: OperatorProcess, tmp_path: Path
 ) -> None:
@@ -105,6 +109,10 @@ def _with_own_hostname(spec: Object, key: Key) -> Object:
 def _settled(admin: Kube, key: Key, what: str) -> ProxyObjects:
     """Everything of a proxy once it is reconciled, after checking it."""
     wait_reconciled(admin, key)
+    service = admin.get(SERVICE, child_key(key))
+    if service["spec"]["type"] == "LoadBalancer" and not service["status"]["loadBalancer"]:
+        admin.patch(SERVICE, child_key(key), A_CLOUDS_ADDRESS, subresource="status")
+        admin.wait_until(ENVOY_PROXY, key, holds("Registered"), CONVERGE_TIMEOUT_S)
     admin.wait_until(ENVOY_PROXY, key, _is_current, CONVERGE_TIMEOUT_S)
     found = objects_of(admin, key)
     declared_kinds = declared_children(found.proxy, found.children)

@@ -168,7 +168,7 @@ def play(new_crowd: NewCrowd, history: list[Step]) -> tuple[tuple[Step, str], ..
         crowd.close()
 
 
-@pytest.mark.timeout(300 if not EXAMPLES else 120 * EXAMPLES)
+@pytest.mark.timeout(900 if not EXAMPLES else 120 * EXAMPLES)
 def test_no_history_loses_a_foreign_byte(new_crowd: NewCrowd, hows: tuple[str, ...]) -> None:
     """After every step of every random history all foreign bytes are there, and ours are restored."""
 
@@ -180,7 +180,7 @@ def test_no_history_loses_a_foreign_byte(new_crowd: NewCrowd, hows: tuple[str, .
     any_history()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_refusal_leaves_foreign_bytes_alone(new_crowd: NewCrowd, hows: tuple[str, ...]) -> None:
     """Whatever code a policy or a webhook refuses with: nothing of others goes, and ours comes back afterwards."""
     history: list[Step] = [
@@ -193,7 +193,7 @@ def test_every_refusal_leaves_foreign_bytes_alone(new_crowd: NewCrowd, hows: tup
     assert play(new_crowd, history) == (), "each step has an effect"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", CHILD_KINDS, ids=str)
 def test_every_field_of_others_survives_every_edit_of_ours(new_crowd: NewCrowd, kind: Kind) -> None:
     """All foreign fields at once beside each field of ours that is changed, removed or replaced in turn."""
@@ -206,7 +206,7 @@ def test_every_field_of_others_survives_every_edit_of_ours(new_crowd: NewCrowd, 
     assert [each for each in refused if not isinstance(each[0], Change)] == [], "all is declared, and all is replaced"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [SERVICE, DEPLOYMENT], ids=str)
 def test_what_a_refused_repair_restores_removes_nothing_around_it(new_crowd: NewCrowd, kind: Kind) -> None:
     """One edit excludes a field of ours, so that our apply is refused, and removes another part of ours, each in turn.

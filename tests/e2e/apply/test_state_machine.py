@@ -137,7 +137,7 @@ class Histories(RuleBasedStateMachine):
             self.model.close()
 
 
-@pytest.mark.timeout(240 if not EXAMPLES else 120 * EXAMPLES)
+@pytest.mark.timeout(900 if not EXAMPLES else 120 * EXAMPLES)
 def test_any_history_ends_at_the_declared_state(new_model: NewModel) -> None:
     """Random interleavings of users, other writers, crashes and two operators end as declared, and without writes."""
 

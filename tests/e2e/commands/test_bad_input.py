@@ -206,7 +206,7 @@ def test_defaults_are_the_models(namespace: str, create: Callable[[Object], Obje
         "deletionPolicy": "Delete",
         "service": {"type": "ClusterIP"},
         "listeners": [{"name": "http", "port": 80, "routes": [{"backend": "app"}]}],
-        "backends": [{"name": "app", "endpoints": [{"host": "app.team-a.svc", "port": 8080}]}],
+        "backends": [{"name": "app", "service": {"name": "app", "port": 8080}}],
     }
     assert stored["status"] == {"observedGeneration": -1}
     assert parse_spec(stored) == parse_spec(smallest)

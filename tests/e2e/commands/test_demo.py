@@ -30,7 +30,7 @@ pytestmark = [
         bool(os.environ.get("E2E_KUBECONFIG")),
         reason="the demo removes what it makes: it is tried on clusters of its own",
     ),
-    pytest.mark.timeout(300),  # each starts clusters and nodes, the garbage collector looks every 30 s, and Pods drain
+    pytest.mark.timeout(900),  # each starts clusters and nodes, the garbage collector looks every 30 s, and Pods drain
 ]
 
 DEMO: Final = (sys.executable, "-m", "tests.e2e.demo", "--quiet-seconds=3")

@@ -23,7 +23,7 @@ ARRIVAL_TIMEOUT_S: Final = 120.0
 BACKENDS: Final = {"app": 8080, "assets": 8081, "next": 8082}
 """Name and port of each backend; a backend responds with its name."""
 
-pytestmark = [pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

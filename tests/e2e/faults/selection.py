@@ -64,10 +64,12 @@ def survived(campaign: Campaign, selection: Iterable[Selected]) -> list[Run]:
     with campaign:
         campaign.start_operator()
         runs = conduct(campaign, catalogue, quiet_s=QUIET_S, resync_interval_s=RESYNC_INTERVAL_S, report=report)
-    assert [str(run) for run in runs if not run.is_injected] == []
-    assert {str(run): run.problems for run in runs if not run.has_survived} == {}
+    missed = [str(run) for run in runs if not run.is_injected]
+    assert not missed, missed
+    problems = {str(run): run.problems for run in runs if not run.has_survived}
+    assert not problems, problems
     assert len(runs) == len(catalogue)
-    assert campaign.complaints == []
+    assert not campaign.complaints, campaign.complaints
     return runs
 
 

@@ -234,7 +234,7 @@ def test_a_deletion_that_no_watch_delivers_ends_the_writes(campaign: Campaign) -
     assert {str(run): run.problems for run in runs if not run.has_survived} == {}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_wrong_reads_of_leases_make_no_second_holder(
     admin: Kube, namespace: str, operator_kubeconfig: Path, audit: AuditLog, tmp_path: Path
 ) -> None:

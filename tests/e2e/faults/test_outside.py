@@ -11,7 +11,7 @@ from tests.e2e.powerdns.server import PowerDns
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("fault", ["carried out, answer lost", "half an answer", "hangs", "422", "401"])
 async def test_a_fault_at_every_request_to_powerdns_is_survived(
     powerdns: PowerDns, proxy: FaultyProxy, fault: str

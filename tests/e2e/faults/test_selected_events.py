@@ -6,7 +6,7 @@ from tests.e2e.faults.campaign import Campaign
 from tests.e2e.faults.selection import EVENTS, survived
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_selection_of_faults_of_events_and_lists_is_survived(campaign: Campaign) -> None:
     """Streams that break, lie or are silent, old lists of every kind: converged, one of each, then no writes."""
     survived(campaign, EVENTS)

@@ -7,7 +7,7 @@ from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.faults.selection import REQUESTS, survived
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_selection_of_faults_of_requests_is_survived(campaign: Campaign) -> None:
     """Each fault of a write over all scenarios: converged, one of each, nothing foreign written, then no writes."""
     runs = survived(campaign, REQUESTS)

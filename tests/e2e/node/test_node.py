@@ -187,7 +187,7 @@ def another() -> Iterator[tuple[subprocess.Popen[str], Path]]:
             process.kill()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_killed_run_leaves_nothing_and_its_neighbour_goes_on(local: Node, admin: Kube, namespace: str) -> None:
     """After ``kill -9`` of a run no process, mount and cgroup of its node is left; another node's Pods never notice."""
     start(admin, namespace, "neighbour", bootstrap(answer("here")))
@@ -215,7 +215,7 @@ def test_a_killed_run_leaves_nothing_and_its_neighbour_goes_on(local: Node, admi
     assert local.pid in family_of(os.getpid())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_node_dies_with_its_keeper(local: Node) -> None:  # noqa: ARG001  # everything is built, within no time limit
     """After ``kill -9`` of the keeper, too, no process is left; the empty cgroup goes with the next sweep."""
     own = set(cgroups.all_of_nodes())

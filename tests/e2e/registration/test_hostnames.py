@@ -123,7 +123,7 @@ def test_a_policy_that_means_nothing_is_refused(admin: Kube, spec: Object, messa
         admin.create(HOSTNAME_POLICY, a_policy("wrong", {}) | {"spec": {"namespaceSelector": {}} | spec})
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_two_operators_of_one_cluster_share_its_hostnames(
     admin: Kube,
     namespace: str,

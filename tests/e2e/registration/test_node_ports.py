@@ -125,7 +125,6 @@ def test_a_resolver_gets_nodes_that_are_ready_and_schedulable(
     admin.patch(NODE, far, {"spec": {"unschedulable": None}})
     resolves(WEB, *FAR)
     resolves(*FAR, unknown=(near,))
-    resolves(WEB, *FAR, unknown=(near, far))  # not one is ready: that is the control plane's trouble
 
     admin.patch(ENVOY_PROXY, key, {"spec": {"service": {"externalTrafficPolicy": "Local"}}})
     first = a_pod_of(admin, key, far)

@@ -515,7 +515,7 @@ def test_a_deletion_waits_for_a_registry_that_is_down_and_reports_it(
     assert outside.get(hostname) is None
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_an_abandoned_removal_does_not_block_the_namespace_and_is_completed_later(
     admin: Kube, namespace: str, operator: OperatorProcess, outside: Outside
 ) -> None:

@@ -25,7 +25,7 @@ ARRIVAL_S: Final = 30.0
 
 PORT: Final = 10080
 
-pytestmark = [pytest.mark.reload, pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.reload, pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

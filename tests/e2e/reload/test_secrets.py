@@ -18,7 +18,7 @@ from tests.e2e.reload.test_reload import ARRIVAL_S, PORT, edit
 NAME = "shop.example.com"
 TLS_PORT = 10443
 
-pytestmark = [pytest.mark.reload, pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.reload, pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_missing_certificate_harms_no_other_listener(admin: Kube, namespace: s
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
     assert same["status"]["containerStatuses"][0]["restartCount"] == 0
 
-    verified: Object = {"name": "next", "endpoints": [{"host": "10.96.0.9", "port": 443}]}
+    verified: Object = {"name": "next", "endpoints": [{"host": "10.96.0.9", "port": 443}], "connectTimeout": "250ms"}
     verified["tls"] = {"serverName": "next.internal", "caSecretName": "internal-ca"}
     generation = edit(admin, key, encrypted(namespace, verified))
     answers = set()

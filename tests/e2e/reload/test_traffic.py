@@ -21,7 +21,7 @@ EDITS: Final = int(os.environ.get("RELOAD_EDITS", "20"))
 
 MOVES: Final = 8
 
-pytestmark = [pytest.mark.reload, pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.reload, pytest.mark.usefixtures("running_operator"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture
