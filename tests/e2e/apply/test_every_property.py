@@ -11,6 +11,7 @@ import pytest
 from operator_app.api.crd import crds
 from operator_app.api.kinds import ANNOTATION_REVISION, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
 from operator_app.desired import child_key
+from operator_app.envoy.messages import CONFIG_DIRECTORY
 from tests import api_cases
 from tests.e2e.kube import Kube
 from tests.e2e.node.envoy import configuration_error
@@ -134,8 +135,9 @@ def _is_current(proxy: Object) -> bool:
 
 
 def _configuration(found: ProxyObjects) -> str:
-    """The files of a proxy as one configuration, which Envoy can validate without running."""
-    return json.dumps(joined(_texts(found)))
+    """The files of a proxy as one configuration, which Envoy can validate without running, and those about Secrets."""
+    texts = _texts(found)
+    return json.dumps([joined(texts), {name: text for name, text in texts.items() if name.startswith("sds-")}])
 
 
 def _texts(found: ProxyObjects) -> dict[str, str]:
@@ -147,7 +149,16 @@ def _texts(found: ProxyObjects) -> dict[str, str]:
 
 
 def _refusal(config: str, directory: Path) -> str | None:
-    """The error with which Envoy refuses a configuration, or ``None``."""
-    file = directory / f"{hash(config)}.json"
-    file.write_text(config)
+    """The error with which Envoy refuses a configuration whose Secrets are not there yet, or ``None``."""
+    own = directory / f"{hash(config)}"
+    own.mkdir()
+    whole, secrets = json.loads(config.replace(CONFIG_DIRECTORY, f"{own}/envoy"))
+    (own / "envoy" / "..data").mkdir(parents=True)
+    for name, text in secrets.items():
+        (own / "envoy" / "..data" / name).write_text(text)
+        for resource in json.loads(text)["resources"]:
+            (secret,) = (resource[each] for each in ("tls_certificate", "validation_context") if each in resource)
+            Path(secret["watched_directory"]["path"]).mkdir(parents=True)
+    file = own / "configuration.json"
+    file.write_text(json.dumps(whole))
     return configuration_error(file)

@@ -49,8 +49,9 @@ QUIET_AT_MOST: Final = timedelta(minutes=5)
 """How much of the time after a run is checked; later, a Deployment without a node rightly passes its deadline."""
 
 
-BOUNDS: Final = ("--request-timeout-s=5", "--write-timeout-s=5")
-"""How long a request may hang in a campaign."""
+BOUNDS: Final = ("--request-timeout-s=20", "--write-timeout-s=20")
+"""How long a request may hang in a campaign. On a busy machine answers take seconds without any fault: a request that
+is given up for that leaves a write of unknown fate, whose repetition would count as avoidable."""
 
 REPEATING: Final = frozenset({FaultKind.LOST_ANSWER, FaultKind.HANG})
 """Faults after which the operator can't know that its write was carried out, and may ask again."""

@@ -115,15 +115,16 @@ def uid_problems(scenario: Scenario, uids: Mapping[str, tuple[str, ...]]) -> Ite
 
 def write_problems(writes: Iterable[AuditEntry], *, names: frozenset[str], may_repeat: bool) -> Iterator[str]:
     """Writes of the operator about one namespace that are wrong: to foreign objects, or without any effect."""
-    versions: dict[tuple[str, str], str] = {}
+    latest: dict[tuple[str, str], AuditEntry] = {}
     for each in writes:
         if each.resource != "events" and each.name not in names:
             yield f"wrote to a foreign object: {each}"
         if each.code not in (200, 201) or each.verb == "delete" or each.resource_version is None or is_release(each):
             continue
-        if versions.get((each.resource, each.name)) == each.resource_version and not may_repeat:
-            yield f"avoidable write: {each}"
-        versions[each.resource, each.name] = each.resource_version
+        former = latest.get((each.resource, each.name))
+        if former is not None and former.resource_version == each.resource_version and not may_repeat:
+            yield f"avoidable write: {each}, {each.received_at - former.received_at} after {former}"
+        latest[each.resource, each.name] = each
 
 
 def _reason_problems(

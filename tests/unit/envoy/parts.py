@@ -26,18 +26,23 @@ def joined(texts: Mapping[str, str]) -> JsonObject:
     """Files of one revision as one configuration without files: the same messages, each in its place."""
     found = documents(texts)
     config = found["envoy.json"]
-    del config["dynamic_resources"]
+    clusters = _file_of(config.pop("dynamic_resources")["cds_config"])
     listeners = [_without_type(each) for each in found["lds.json"]["resources"]]
     for listener in listeners:
         typed = listener["filter_chains"][0]["filters"][-1]["typed_config"]
         if "rds" in typed:
-            path = typed.pop("rds")["config_source"]["path_config_source"]["path"]
-            (routes,) = found[path.removeprefix(f"{CONFIG_DIRECTORY}/..data/")]["resources"]
+            (routes,) = found[_file_of(typed.pop("rds")["config_source"])]["resources"]
             typed["route_config"] = _without_type(routes)
     resources = config["static_resources"]
     resources["listeners"] += listeners
-    resources["clusters"] += [_without_type(each) for each in found["cds.json"]["resources"]]
+    resources["clusters"] += [_without_type(each) for each in found[clusters]["resources"]]
     return config
+
+
+def _file_of(source: JsonObject) -> str:
+    """The name of the file that a source of resources names."""
+    path: str = source["path_config_source"]["path"]
+    return path.removeprefix(f"{CONFIG_DIRECTORY}/..data/")
 
 
 def _without_type(resource: JsonObject) -> JsonObject:
