@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -28,11 +28,15 @@ from tests.delivery.images import ImageError, operator_archive
 from tests.e2e.controlplane import ControlPlane, ExternalCluster, Report
 from tests.e2e.kube import Kube
 from tests.e2e.node import Node, NodeUnavailableError, packages
-from tests.e2e.node.fixture import Nodes
+from tests.e2e.node.fixture import Nodes, nodes_of
 from tests.e2e.prerequisites import lacking
 from tests.e2e.proxies import holds
 
 HERE: Final = Path(__file__).parent
+SHOWN_CHARACTERS: Final = 4000
+SHARES: Final = 2
+"""Of the suite, where it runs on clusters that are started here: as many as ``make test`` has workers."""
+
 ORDER: Final = ("killed", "installed", "disruptions", "traffic", "pods", "tokens", "suite", "rights")
 """Of the files. The suite takes the operator's place on a cluster that is not made here, and the rights are about all
 that was done before."""
@@ -51,9 +55,24 @@ def _place(file: Path) -> int:
     return ORDER.index(name) if file.parent == HERE and name in ORDER else -1
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Print at once why a test failed: the summary comes half an hour later, and never where the run is killed."""
+    made = yield
+    if made.failed and item.path.is_relative_to(HERE):
+        _printer(item.config)(f"\n{item.name} failed in {call.when}:\n{made.longreprtext[-SHOWN_CHARACTERS:]}")
+    return made
+
+
 @pytest.fixture(scope="session")
 def report(pytestconfig: pytest.Config) -> Report:
     """Prints a line past pytest's capturing: what is built here takes minutes."""
+    return _printer(pytestconfig)
+
+
+def _printer(pytestconfig: pytest.Config) -> Report:
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
 
     def print_line(line: str) -> None:
@@ -77,16 +96,18 @@ def image(report: Report) -> Path:
 
 
 @pytest.fixture(scope="session")
-def installed(request: pytest.FixtureRequest, report: Report) -> Iterator[Installed]:
+def installed(
+    request: pytest.FixtureRequest, report: Report, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
     """The operator as ``kubectl apply -k manifests`` installs it, both replicas ready, on two nodes that start here.
 
-    The suite starts then, on a cluster of its own, so that it runs while everything else does. With ``E2E_KUBECONFIG``
+    The suite starts then, on clusters of its own, so that it runs while everything else does. With ``E2E_KUBECONFIG``
     there is only the cluster that it names, which has the image already.
     """
     if shutil.which("kubectl") is None:
         lacking("needs kubectl on the path")
     with ExitStack() as resources:
-        cluster = _external(resources) or _local(resources, request, report)
+        cluster = _external(resources, tmp_path_factory.mktemp("network")) or _local(resources, request, report)
         install(cluster)
         cluster.admin.wait_until(DEPLOYMENT, OPERATOR, available(2), INSTALL_TIMEOUT_S)
         report("cluster: the operator is installed, two replicas are ready")
@@ -95,7 +116,7 @@ def installed(request: pytest.FixtureRequest, report: Report) -> Iterator[Instal
         yield cluster
 
 
-def _external(resources: ExitStack) -> Installed | None:
+def _external(resources: ExitStack, directory: Path) -> Installed | None:
     kubeconfig, log = os.environ.get("E2E_KUBECONFIG"), os.environ.get("E2E_AUDIT_LOG")
     if not kubeconfig:
         return None
@@ -103,7 +124,8 @@ def _external(resources: ExitStack) -> Installed | None:
         lacking("needs the audit log of the cluster of E2E_KUBECONFIG; E2E_AUDIT_LOG names its file")
     cluster = resources.enter_context(ExternalCluster(Path(kubeconfig), audit_log=Path(log)))
     admin = resources.enter_context(Kube(cluster.kubeconfig))
-    return Installed(cluster.kubeconfig, admin, cluster.audit(), Nodes(None), log=Path(log))
+    nodes = nodes_of(cluster.kubeconfig, directory)
+    return Installed(cluster.kubeconfig, admin, cluster.audit(), nodes, log=Path(log))
 
 
 def _local(resources: ExitStack, request: pytest.FixtureRequest, report: Report) -> Installed:
@@ -121,22 +143,27 @@ def _on(plane: ControlPlane, node: Node, resources: ExitStack) -> Installed:
         lacking(str(error))
     resources.callback(node.stop)
     admin = resources.enter_context(Kube(plane.kubeconfig))
-    return Installed(plane.kubeconfig, admin, plane.audit(), Nodes(node), log=plane.audit_log)
+    return Installed(plane.kubeconfig, admin, plane.audit(), Nodes(node, node.pod_network), log=plane.audit_log)
 
 
 @pytest.fixture(scope="session")
 def suite(request: pytest.FixtureRequest, report: Report, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """The end-to-end suite: on a cluster of its own, or on that of ``E2E_KUBECONFIG``, whose operator it replaces."""
+    """The end-to-end suite: on clusters of its own, or on that of ``E2E_KUBECONFIG``, whose operator it replaces."""
     with ExitStack() as resources:
         if os.environ.get("E2E_KUBECONFIG"):
-            installed: Installed = request.getfixturevalue("installed")
+            clusters: list[Installed] = [request.getfixturevalue("installed")]
         else:
-            plane = resources.enter_context(ControlPlane())
-            installed = _on(plane, Node(plane, logs=tmp_path_factory.mktemp("suite-node")), resources)
-            install(installed)
-        suite = Suite(installed, tmp_path_factory.mktemp("suite"), report)
+            clusters = [_of_the_suite(resources, tmp_path_factory.mktemp("suite-node")) for _ in range(SHARES)]
+        suite = Suite(clusters, tmp_path_factory.mktemp("suite"), report)
         resources.callback(suite.stop)
         yield suite
+
+
+def _of_the_suite(resources: ExitStack, logs: Path) -> Installed:
+    plane = resources.enter_context(ControlPlane())
+    cluster = _on(plane, Node(plane, logs=logs), resources)
+    install(cluster)
+    return cluster
 
 
 @pytest.fixture(scope="session")

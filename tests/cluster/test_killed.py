@@ -30,7 +30,7 @@ PROGRAMS: Final = (
 @pytest.mark.skipif("E2E_KUBECONFIG" in os.environ, reason="it starts clusters of its own")
 def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """After ``kill -9`` of pytest: no cluster, no node, no suite and no operator of it, no mount and no cgroup."""
-    mounts, own = node_mounts(), set(cgroups.all_of_nodes())
+    mounts = node_mounts()
     command = [sys.executable, "-m", "pytest", "tests/cluster", "-k", "probes or suite", "-p", "no:cacheprovider"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment = inherited | {ARGUMENTS_VARIABLE: "-k test_leases"}
@@ -49,5 +49,5 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         run.kill()
         run.wait()
     wait_until(lambda: not alive(family), END_TIMEOUT_S, "the end of all processes")
-    wait_until(lambda: set(cgroups.all_of_nodes()) <= own, END_TIMEOUT_S, "the end of its cgroups")
+    wait_until(lambda: not cgroups.of_keepers(family), END_TIMEOUT_S, "the end of its cgroups")
     assert node_mounts() <= mounts

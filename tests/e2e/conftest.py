@@ -38,10 +38,12 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test below this directory needs an API server, and says so by its marker."""
+    """Mark every test below this directory, and those that use the session's cluster."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
+            if "control_plane" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.api_server)
 
 
 @pytest.fixture(scope="session")
@@ -133,7 +135,7 @@ def operator(
     A round that crashed, or a write that changed nothing, fails the test whatever else it saw.
     """
     nodes: Nodes | None = request.getfixturevalue("nodes") if "nodes" in request.fixturenames else None
-    process = OperatorProcess(operator_kubeconfig, tmp_path / "operator.log", nodes.local if nodes else None)
+    process = OperatorProcess(operator_kubeconfig, tmp_path / "operator.log", nodes.network if nodes else None)
     yield process
     avoidable = process.metric("operator_app_writes_total", outcome="unchanged") if process.is_running else 0
     process.stop()

@@ -18,7 +18,7 @@ from typing import Final
 
 from operator_app.api.kinds import Object
 from tests.e2e import leash
-from tests.e2e.node import Node
+from tests.e2e.node.network import PodNetwork
 from tests.paths import ROOT
 
 SERVICE_ACCOUNT: Final = "operator-app"
@@ -48,14 +48,14 @@ _replicas: dict[str, "OperatorProcess"] = {}
 class OperatorProcess:
     """One operator process after another, never two at a time. Whoever starts it has to stop or kill it.
 
-    Two objects whose processes run at the same time are two replicas. With a ``node`` they run in its network, where
-    the addresses of Pods are.
+    Two objects whose processes run at the same time are two replicas. With a ``network`` they run in it, where the
+    addresses of Pods are.
     """
 
-    def __init__(self, kubeconfig: Path, log: Path, node: Node | None = None) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, network: PodNetwork | None = None) -> None:
         self.replica = ""
-        self._kubeconfig = kubeconfig if node is None else node.kubeconfig_inside(kubeconfig)
-        self._node = node
+        self._kubeconfig = kubeconfig if network is None else network.kubeconfig_inside(kubeconfig)
+        self._network = network
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._log_from = 0
@@ -73,10 +73,10 @@ class OperatorProcess:
         _replicas[self.replica] = self
         identity = (f"--kubeconfig={self._kubeconfig}", f"--replica-name={self.replica}", "--http-port=0")
         # Elsewhere no address of a Pod leads anywhere.
-        asking = "--ask-pods=false" if self._node is None else "--ask-pods=true"
+        asking = "--ask-pods=false" if self._network is None else "--ask-pods=true"
         command = [sys.executable, "-m", *module, *identity, *QUICK, asking, *flags]
-        if self._node is not None:
-            command = ["nsenter", f"--net={self._node.network}", "--", *command]
+        if self._network is not None:
+            command = self._network.command(*command)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -160,7 +160,7 @@ class OperatorProcess:
         """The status and the text of an answer on its HTTP port."""
         if self._port is None:
             self._port = self.wait_for("started")["http_port"]
-        inside = nullcontext() if self._node is None else self._node.inside()
+        inside = nullcontext() if self._network is None else self._network.inside()
         try:
             with inside, urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()

@@ -217,7 +217,7 @@ def _running_operator(
     cluster: Cluster, logs: Path, report: Report, resources: ExitStack, node: Node | None = None
 ) -> OperatorProcess:
     kubeconfig = cluster.kubeconfig_for(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
-    operator = OperatorProcess(kubeconfig, logs / "operator.log", node)
+    operator = OperatorProcess(kubeconfig, logs / "operator.log", node.pod_network if node else None)
     resources.callback(operator.stop)
     operator.start()
     report(f"operator: running as {OPERATOR}, its watches are in sync")

@@ -17,10 +17,11 @@ from operator_app.api.kinds import NAMESPACE, Key
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.build import built_binary, built_programs, cache_directory
 from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, kind_of, kubeconfig_context, wait_until
-from tests.e2e.node import Node, NodeUnavailableError
+from tests.e2e.node import Node, NodeUnavailableError, cgroups
 from tests.e2e.node.node import PROGRAMS
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 from tests.e2e.prerequisites import lacking
+from tests.e2e.process_tree import family_of, node_mounts
 from tests.e2e.shipped import CRDS, IDENTITY
 from tests.e2e.stage import objects_in
 from tests.paths import ROOT
@@ -141,7 +142,8 @@ def test_the_demo_ends_cleanly_when_it_is_interrupted() -> None:
 
 
 def test_the_demo_leaves_nothing_running_when_it_is_killed() -> None:
-    """After ``kill -9`` the control plane, the node and the operator end by themselves."""
+    """After ``kill -9`` the control plane, the node and the operator end by themselves; no mount or cgroup stays."""
+    mounts = node_mounts()
     with subprocess.Popen([*DEMO], cwd=ROOT, env=environment({}), stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         output = ""
@@ -149,13 +151,15 @@ def test_the_demo_leaves_nothing_running_when_it_is_killed() -> None:
             output += line
             if "applied:" in line:
                 break
-        started = descendants(demo.pid)
+        started, family = descendants(demo.pid), family_of(demo.pid)
         logs = {log_of(number).parent for number, command in started.items() if "leashed_operator" in command}
         assert any("leashed_operator" in command for command in started.values()), started
         demo.kill()
 
     assert demo.returncode == -signal.SIGKILL
     wait_until(lambda: not still_running(started), 40, f"the end of {started}")
+    wait_until(lambda: not cgroups.of_keepers(family), 20, "the end of its cgroups")
+    assert node_mounts() <= mounts
     for directory in logs:  # a demo that is killed can't remove it
         shutil.rmtree(directory)
     # A process that is gone from the list may still be closing its sockets.

@@ -7,7 +7,7 @@ together are never used twice while the machine runs.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -58,9 +58,11 @@ def can_be_made() -> bool:
     return MOUNT.is_dir() and all(os.access(hierarchy, os.W_OK) for hierarchy in _hierarchies())
 
 
-def all_of_nodes() -> list[Path]:
-    """The cgroups of all nodes, living and dead."""
-    return [directory for hierarchy in _hierarchies() for directory in hierarchy.glob(f"{_PREFIX}-*")]
+def of_keepers(processes: Mapping[int, str]) -> list[Path]:
+    """The cgroups that exist of nodes whose keepers are among these processes, given by id and start time."""
+    names = [f"{_PREFIX}-{pid}-{started}" for pid, started in processes.items()]
+    found = (hierarchy / name for hierarchy in _hierarchies() for name in names)
+    return [directory for directory in found if directory.exists()]
 
 
 def _hierarchies() -> Iterator[Path]:

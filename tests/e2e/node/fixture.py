@@ -4,13 +4,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from operator_app.api.kinds import SERVICE, Key
 from tests.e2e.controlplane import BuildError, Cluster, ControlPlane, ToolchainError
-from tests.e2e.node import network
+from tests.e2e.kube import Kube
+from tests.e2e.node.network import PodNetwork
 from tests.e2e.node.node import Node, NodeError
 from tests.e2e.node.requirements import NodeUnavailableError
 from tests.e2e.prerequisites import lacking
@@ -19,25 +22,38 @@ NETWORK_VARIABLE: Final = "E2E_NETWORK"
 """A network namespace from which the Pods of the cluster of ``E2E_KUBECONFIG`` are reached, as a file."""
 
 
+@dataclass(frozen=True, slots=True)
 class Nodes:
-    """What tests need to know of whatever runs the Pods: the node started here, or those of somebody's cluster."""
+    """What tests need to know of whatever runs the Pods: the node started here, or those of somebody's cluster.
 
-    def __init__(self, local: Node | None) -> None:
-        self.local = local
+    ``network`` is where the Pods are; ``None`` where only this machine's own network may lead to them.
+    """
+
+    local: Node | None
+    network: PodNetwork | None
 
     def inside(self) -> AbstractContextManager[None]:
         """In this block, what this thread connects to is looked for where the Pods are."""
-        if self.local is not None:
-            return self.local.inside()
-        named = os.environ.get(NETWORK_VARIABLE)
-        return network.inside(Path(named)) if named else nullcontext()
+        return nullcontext() if self.network is None else self.network.inside()
+
+
+def nodes_of(kubeconfig: Path, directory: Path) -> Nodes:
+    """Those of somebody's cluster, whose network ``E2E_NETWORK`` may name; ``directory`` is an existing one."""
+    named = os.environ.get(NETWORK_VARIABLE)
+    if not named:
+        return Nodes(None, None)
+    with Kube(kubeconfig) as admin:
+        address = admin.get(SERVICE, Key("default", "kubernetes"))["spec"]["clusterIP"]
+    return Nodes(None, PodNetwork(Path(named), f"https://{address}", directory))
 
 
 @pytest.fixture(scope="session")
-def nodes_or_why_not(control_plane: Cluster, pytestconfig: pytest.Config) -> Iterator[Nodes | str]:
+def nodes_or_why_not(
+    control_plane: Cluster, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nodes | str]:
     """What runs the Pods; a sentence where nothing can."""
     if not isinstance(control_plane, ControlPlane):
-        yield Nodes(None)
+        yield nodes_of(control_plane.kubeconfig, tmp_path_factory.mktemp("network"))
         return
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
 
@@ -54,7 +70,7 @@ def nodes_or_why_not(control_plane: Cluster, pytestconfig: pytest.Config) -> Ite
     except (BuildError, NodeError, ToolchainError) as error:
         pytest.fail(f"no node to run Pods: {error}", pytrace=False)
     try:
-        yield Nodes(node)
+        yield Nodes(node, node.pod_network)
     finally:
         node.stop()
 

@@ -1,4 +1,4 @@
-"""Being in another network namespace: for the sockets that are made there, not for anything else.
+"""The network of a cluster's Pods, and being in it: for the sockets that are made there, not for anything else.
 
 A namespace is named by a file such as ``/proc/PID/ns/net``. A socket stays for good in the namespace of the thread that
 made it (setns(2), network_namespaces(7)), so a client that connects inside the block may be used after it.
@@ -7,10 +7,14 @@ made it (setns(2), network_namespaces(7)), so a client that connects inside the 
 import ctypes
 import http.client
 import os
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import yaml
 
 _CLONE_NEWNET: Final = 0x40000000
 _OWN: Final = Path("/proc/thread-self/ns/net")
@@ -46,6 +50,50 @@ def get(address: str, port: int, path: str = "/", *, host: str = "", timeout_s: 
         raise OSError(f"no whole answer from {address}:{port}: {error!r}") from error
     finally:
         connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PodNetwork:
+    """Where Pods and Services have their addresses: a network namespace, and the API server's URL in it.
+
+    ``directory`` is a private one, for kubeconfigs.
+    """
+
+    namespace: Path
+    api_server: str
+    directory: Path
+
+    def inside(self) -> AbstractContextManager[None]:
+        """In this block, what this thread connects to is looked for there."""
+        return inside(self.namespace)
+
+    def command(self, *command: str) -> list[str]:
+        """The words that run a command there, with everything else as it is here."""
+        return ["nsenter", f"--net={self.namespace}", "--", *command]
+
+    def kubeconfig_inside(self, kubeconfig: Path) -> Path:
+        """A copy of a kubeconfig of this cluster for processes that run there."""
+        config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
+        for each in config["clusters"]:
+            each["cluster"]["server"] = self.api_server
+        copy = self.directory / f"{kubeconfig.name}.inside"
+        copy.touch(0o600)
+        copy.write_text(yaml.safe_dump(config), encoding="utf-8")
+        return copy
+
+    @contextmanager
+    def unreachable(self, address: str) -> Iterator[None]:
+        """In this block no way leads from there to a Pod."""
+        show = self.command("ip", "route", "show", address)
+        before = subprocess.run(show, capture_output=True, text=True, check=True).stdout.split()
+        unreachable = ("unreachable", address)
+        subprocess.run(self.command("ip", "route", "replace", *unreachable), check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(self.command("ip", "route", "delete", *unreachable), check=True)
+            if before:
+                subprocess.run(self.command("ip", "route", "replace", *before), check=True)
 
 
 def _enter(namespace_fd: int) -> None:

@@ -4,20 +4,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
-
-import yaml
 
 from operator_app.api.kinds import Key, Kind, Object
 from tests.e2e.controlplane import ControlPlane, Report
 from tests.e2e.controlplane.build import GoModule, built_binary, built_programs, cache_directory
 from tests.e2e.kube import NODE, POLL_INTERVAL_S, Kube
-from tests.e2e.node import images, network, requirements
+from tests.e2e.node import images, requirements
 from tests.e2e.node.addresses import API_SERVER_PORT, NODE_ADDRESS, NODE_NAME, Member
 from tests.e2e.node.configuration import Files
+from tests.e2e.node.network import PodNetwork
 from tests.e2e.node.plan import Plan
 from tests.paths import ROOT
 
@@ -117,33 +116,14 @@ class Node:
         """The network namespace, as a file."""
         return Path(f"/proc/{self._pid}/ns/net")
 
-    def kubeconfig_inside(self, kubeconfig: Path) -> Path:
-        """A copy of a kubeconfig of this cluster for processes in the node's network."""
-        config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
-        for each in config["clusters"]:
-            each["cluster"]["server"] = f"https://{NODE_ADDRESS}:{API_SERVER_PORT}"
-        copy = self._files.directory / f"{kubeconfig.name}.inside"
-        copy.write_text(yaml.safe_dump(config), encoding="utf-8")
-        copy.chmod(0o600)
-        return copy
+    @property
+    def pod_network(self) -> PodNetwork:
+        """The same with the API server's URL in it."""
+        return PodNetwork(self.network, f"https://{NODE_ADDRESS}:{API_SERVER_PORT}", self._files.directory)
 
     def inside(self) -> AbstractContextManager[None]:
         """In this block, what this thread connects to is looked for in the node's network: Pods, Services, kubelet."""
-        return network.inside(self.network)
-
-    @contextmanager
-    def unreachable(self, address: str) -> Iterator[None]:
-        """In this block there is no way from the node to a Pod; probes fail, too."""
-        show = self.command("ip", "route", "show", address)
-        before = subprocess.run(show, capture_output=True, text=True, check=True).stdout.split()
-        unreachable = ("unreachable", address)
-        subprocess.run(self.command("ip", "route", "replace", *unreachable), check=True)
-        try:
-            yield
-        finally:
-            subprocess.run(self.command("ip", "route", "delete", *unreachable), check=True)
-            if before:
-                subprocess.run(self.command("ip", "route", "replace", *before), check=True)
+        return self.pod_network.inside()
 
     def command(self, *command: str) -> list[str]:
         """The words that run a command inside the node, for people and for tests that look closely."""

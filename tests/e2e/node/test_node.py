@@ -192,7 +192,7 @@ def test_a_killed_run_leaves_nothing_and_its_neighbour_goes_on(local: Node, admi
     """After ``kill -9`` of a run no process, mount and cgroup of its node is left; another node's Pods never notice."""
     start(admin, namespace, "neighbour", bootstrap(answer("here")))
     before = admin.wait_until(POD, Key(namespace, "neighbour"), is_ready, START_S)
-    mounts, own = node_mounts(), set(cgroups.all_of_nodes())
+    mounts = node_mounts()
     with another() as (process, kubeconfig):
         with Kube(kubeconfig) as there:
             there.wait_until(SERVICE_ACCOUNT, Key("default", "default"), bool)
@@ -201,12 +201,12 @@ def test_a_killed_run_leaves_nothing_and_its_neighbour_goes_on(local: Node, admi
             assert is_ready(there.get(NODE, Key("", NODE_NAME)))
         family = family_of(process.pid)
         assert len(family) > len(("keeper", "unshare", "init", "containerd", "kubelet", "shim", "pause", "envoy"))
-        assert set(cgroups.all_of_nodes()) - own
+        assert cgroups.of_keepers(family)
         process.kill()
         process.wait()
         begun_mono = time.monotonic()
         wait_until(lambda: not alive(family), 20, "the end of all its processes")
-        wait_until(lambda: set(cgroups.all_of_nodes()) <= own, 20, "the end of its cgroups")
+        wait_until(lambda: not cgroups.of_keepers(family), 20, "the end of its cgroups")
     assert time.monotonic() - begun_mono < 20
     assert node_mounts() <= mounts
     after = admin.get(POD, Key(namespace, "neighbour"))
@@ -218,9 +218,9 @@ def test_a_killed_run_leaves_nothing_and_its_neighbour_goes_on(local: Node, admi
 @pytest.mark.timeout(300)
 def test_a_node_dies_with_its_keeper(local: Node) -> None:  # noqa: ARG001  # everything is built, within no time limit
     """After ``kill -9`` of the keeper, too, no process is left; the empty cgroup goes with the next sweep."""
-    own = set(cgroups.all_of_nodes())
     with another() as (process, _):
-        keeper = next(pid for pid in family_of(process.pid) if b"tests.e2e.node.keeper" in command_line(pid))
+        keepers = family_of(process.pid)
+        keeper = next(pid for pid in keepers if b"tests.e2e.node.keeper" in command_line(pid))
         family = family_of(keeper)
         assert family
         os.kill(keeper, 9)
@@ -228,6 +228,6 @@ def test_a_node_dies_with_its_keeper(local: Node) -> None:  # noqa: ARG001  # ev
 
     def swept() -> bool:
         cgroups.sweep()
-        return set(cgroups.all_of_nodes()) <= own
+        return not cgroups.of_keepers(keepers)
 
     wait_until(swept, 20, "the end of its cgroups")

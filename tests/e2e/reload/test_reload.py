@@ -16,7 +16,7 @@ from operator_app.desired import child_key
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.envoy.test_traffic import BACKENDS, READY_TIMEOUT_S, Client, create_backends, proxy_pods
 from tests.e2e.kube import SERVICE_ACCOUNT, Kube, KubeError, wait_until
-from tests.e2e.node.fixture import Nodes
+from tests.e2e.node.fixture import NETWORK_VARIABLE, Nodes
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import OPERATOR_USER, a_proxy, condition, holds, wait_ready
 
@@ -31,8 +31,10 @@ pytestmark = [pytest.mark.reload, pytest.mark.usefixtures("running_operator"), p
 @pytest.fixture
 def namespace(admin: Kube, namespace: str, nodes: Nodes) -> str:
     """A namespace in which Pods may be created, with backends that answer with their names."""
-    if nodes.local is None:
-        pytest.skip("the operator of this test runs where Pods can be reached, which takes the local node")
+    if nodes.network is None:
+        pytest.skip(
+            f"the operator of this test runs where Pods can be reached, and {NETWORK_VARIABLE} names no network"
+        )
     admin.wait_until(SERVICE_ACCOUNT, Key(namespace, "default"), bool)
     create_backends(admin, namespace)
     return namespace
@@ -172,8 +174,8 @@ def test_a_pod_that_cannot_be_asked_is_told(admin: Kube, namespace: str, nodes: 
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, routed(namespace, "app", "next"))
     ((pod, address),) = serving(admin, key, nodes, "app")
-    assert nodes.local is not None
-    with nodes.local.unreachable(address):
+    assert nodes.network is not None
+    with nodes.network.unreachable(address):
         generation = edit(admin, key, routed(namespace, "next", "app"))
         found = admin.wait_until(
             ENVOY_PROXY,
