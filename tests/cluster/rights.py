@@ -60,7 +60,7 @@ def denied(entries: Iterable[AuditEntry]) -> list[str]:
         f"{each}: {each.message or each.grant}"
         for each in entries
         if each.decision == "forbid"
-        or each.code == httpx2.codes.UNAUTHORIZED
+        or (each.code == httpx2.codes.UNAUTHORIZED and each.decision != "allow")
         or (each.code == httpx2.codes.FORBIDDEN and any(said in each.message for said in REFUSED_AFTERWARDS))
     ]
 

@@ -95,9 +95,10 @@ def test_a_subresource_is_a_right_of_its_own() -> None:
         ({"code": 403, "message": 'User "x" cannot create resource "configmaps" in API group ""'}, True),
         ({"code": 403, "message": "cannot set blockOwnerDeletion if an ownerReference refers to a resource"}, True),
         ({"code": 403, "message": "exceeded quota: pods"}, False),
+        ({"code": 401, "message": 'admission webhook "x" denied the request'}, False),
         ({"code": 409}, False),
     ],
 )
 def test_a_refusal_for_want_of_a_right_is_told_from_others(changes: dict[str, Any], *, is_denied: bool) -> None:
-    """A quota or a policy refuses what a request contains, and no right would change that."""
+    """A quota, a policy or a webhook refuses what a request contains, and no right would change that."""
     assert bool(denied([an_entry(**changes)])) is is_denied
