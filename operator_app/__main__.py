@@ -36,6 +36,7 @@ from operator_app.registration.audit import (
     as_json,
     findings,
     fix,
+    held_by_pause,
     orphans,
     outside_entries,
     refusal,
@@ -128,8 +129,15 @@ def _explain(parsed: argparse.Namespace) -> int:
             kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER
         ) as cluster:
             key = Key(namespace, name)
-            image, installation = settings.image, settings.namespace
-            return await _while_throttled(lambda: explain(cluster, key, default_image=image, installation=installation))
+            return await _while_throttled(
+                lambda: explain(
+                    cluster,
+                    key,
+                    default_image=settings.image,
+                    installation=settings.namespace,
+                    run_as_user=settings.run_as_user,
+                )
+            )
 
     try:
         sys.stdout.write(anyio.run(explanation, _settings(parsed)))
@@ -215,6 +223,8 @@ async def _audited(settings: Settings, is_fixing: bool, is_json: bool) -> int:  
         print(f"{verb}: {fixed.kind.value} {fixed.registry} {fixed.name}")
     for name, entries in orphans(seen).items():
         print(f"kept by deletionPolicy Orphan: {len(entries)} of tenant {name}")
+    for entry in held_by_pause(seen):
+        print(f"kept while paused: {entry.hostname}, of {entry.proxy}")
     for claim in resting(seen):
         print(f"rests since {claim['spec']['releasedAt']}: {claim['metadata']['name']}, of {proxy_of(claim)}")
     print(f"{len(seen.proxies)} proxies, {len(seen.entries)} records, {len(found)} findings, {len(left)} left")

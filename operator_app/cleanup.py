@@ -93,34 +93,46 @@ class Cleanup:
         """
         if not has_finalizer(proxy):
             return DONE
-        key, uid = key_of(proxy), proxy["metadata"]["uid"]
-        if proxy["spec"].get("deletionPolicy") == DeletionPolicy.ORPHAN:
-            failed: OperatorError | None
-            try:
-                await self._registrar.orphan(uid)
-                failed = await self._orphan_children(proxy)
-            except TerminalError as error:
-                failed = error
-            if failed is not None:
-                return await self._wait(proxy, ORPHANING_FAILED, failed)
-        else:
-            try:
-                left = await self._registrar.deregister(key, uid)
-                if left is not None:
-                    self._report(proxy, ADDRESS_LEFT, left)
-            except ConflictError:
-                raise
-            except OperatorError as error:
-                left_s = self._until_abandoned_s(proxy)
-                if left_s is None or left_s > 0:
-                    return await self._wait(proxy, DEREGISTRATION_FAILED, error, left_s=left_s)
-                await self._registrar.abandon(uid)
-                self._report(proxy, "RemovalAbandoned", f"the proxy goes, and its record is removed later: {error}")
+        is_orphaned = proxy["spec"].get("deletionPolicy") == DeletionPolicy.ORPHAN
+        waiting = await (self._orphan(proxy) if is_orphaned else self._deregister(proxy))
+        if waiting is not None:
+            return waiting
         try:
             await self._finalizer.remove(proxy)
         except TerminalError as error:
             return await self._wait(proxy, FINALIZER_NOT_REMOVED, error)
         return DONE
+
+    async def _orphan(self, proxy: Object) -> ReconcileResult | None:
+        """Leave record and children as they are; what the deletion waits for, or ``None``."""
+        failed: OperatorError | None
+        try:
+            await self._registrar.orphan(proxy["metadata"]["uid"])
+            failed = await self._orphan_children(proxy)
+        except TerminalError as error:
+            failed = error
+        return None if failed is None else await self._wait(proxy, ORPHANING_FAILED, failed)
+
+    async def _deregister(self, proxy: Object) -> ReconcileResult | None:
+        """Remove the record, or after ``abandon_after_s`` seconds leave that for later; as :meth:`_orphan`."""
+        key, uid = key_of(proxy), proxy["metadata"]["uid"]
+        try:
+            left = await self._registrar.deregister(key, uid)
+        except ConflictError:
+            raise
+        except OperatorError as error:
+            left_s = self._until_abandoned_s(proxy)
+            if left_s is None or left_s > 0:
+                return await self._wait(proxy, DEREGISTRATION_FAILED, error, left_s=left_s)
+            try:
+                await self._registrar.abandon(uid)
+            except TerminalError as refused:
+                return await self._wait(proxy, DEREGISTRATION_FAILED, refused)
+            self._report(proxy, "RemovalAbandoned", f"the proxy goes, and its record is removed later: {error}")
+            return None
+        if left is not None:
+            self._report(proxy, ADDRESS_LEFT, left)
+        return None
 
     async def _wait(
         self, proxy: Object, reason: str, error: OperatorError, *, left_s: float | None = None

@@ -121,6 +121,7 @@ class Reconciler:
         default_image: str,
         tenant_policy: TenantPolicy | None = None,
         installation: str = OPERATOR_NAMESPACE,
+        run_as_user: bool = True,
         abandon_after_s: float | None,
         now: Callable[[], datetime],
     ) -> None:
@@ -136,6 +137,7 @@ class Reconciler:
         self._default_image = default_image
         self._tenant_policy = tenant_policy or TenantPolicy()
         self._installation = installation
+        self._run_as_user = run_as_user
         self._large_specs = anyio.CapacityLimiter(1)
         self._now = now
         self._cleanup = Cleanup(
@@ -229,6 +231,7 @@ class Reconciler:
                 spec,
                 default_image=self._default_image,
                 installation=self._installation,
+                run_as_user=self._run_as_user,
                 live=live,
                 files=target,
             )

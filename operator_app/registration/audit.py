@@ -60,7 +60,7 @@ class FindingKind(StrEnum):
     """A record of a live proxy under a hostname that is not in its entry."""
     CLAIM_WITHOUT_PROXY = "claim-without-proxy"
     REMOVAL_PENDING = "removal-pending"
-    """The proxy was deleted while a registry was down; the operator goes on trying to remove its records."""
+    """What is not declared any more is outside while a registry is down; the operator goes on trying to remove it."""
     DANGLING_ADDRESS = "dangling-address"
     """An address of a deleted proxy is left outside, because the proof that the operator wrote it was removed."""
     NEWER_RECORD = "newer-record"
@@ -103,7 +103,8 @@ class Survey:
     """The input of an audit. ``proxies`` are the live ones, by UID; ``outside`` has the records by registry.
 
     ``generations`` are those of the live proxies, by UID. ``labels`` are the labels of namespaces, as far as they could
-    be read, and ``policies`` who may have which hostname; ``apexes`` are the zones of the registries.
+    be read, and ``policies`` who may have which hostname; ``apexes`` are the zones of the registries. ``paused`` has
+    the hostnames that paused proxies declare, by UID; ``None`` for none.
 
     A registry that could not be read is missing in ``outside``. There are no findings about proxies outside of
     ``namespaces``; without any, all namespaces are audited.
@@ -118,6 +119,7 @@ class Survey:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     policies: Sequence[Object] = ()
     apexes: Sequence[str] = ()
+    paused: Mapping[str, str | None] = field(default_factory=dict)
 
     def tenant_of(self, namespace: str) -> str:
         """The tenant of a namespace: its label, or its own name."""
@@ -159,6 +161,8 @@ def _of_entries(survey: Survey) -> list[Finding]:
                 kind = FindingKind.DANGLING_ADDRESS
                 found += [Finding(kind, *each, entry.proxy, entry.uid) for each in sorted(entry.names)]
             continue
+        kind = FindingKind.REMOVAL_PENDING
+        found += [Finding(kind, *each, entry.proxy, entry.uid) for each in sorted(entry.retiring)]
         if entry.object["spec"].get("generation", 0) > survey.generations.get(entry.uid, math.inf):
             found.append(Finding(FindingKind.NEWER_RECORD, IN_CLUSTER, name, entry.proxy, entry.uid))
         if survey.policies and entry.hostname is not None and entry.proxy.namespace in survey.labels:
@@ -239,11 +243,14 @@ async def survey(
     labels = await _labels(cluster, {each.proxy.namespace for each in entries}, namespaces)
     proxies: dict[str, Key] = {}
     generations: dict[str, int] = {}
+    paused: dict[str, str | None] = {}
     for scope in namespaces or (None,):
         async for each in _listed(cluster, ENVOY_PROXY, scope, None):
-            proxies[each["metadata"]["uid"]] = key_of(each)
-            generations[each["metadata"]["uid"]] = each["metadata"]["generation"]
-    return Survey(proxies, entries, claims, outside, namespaces, generations, labels, policies, apexes)
+            uid = each["metadata"]["uid"]
+            proxies[uid], generations[uid] = key_of(each), each["metadata"]["generation"]
+            if each["spec"].get("paused"):
+                paused[uid] = (each["spec"].get("registration") or {}).get("hostname")
+    return Survey(proxies, entries, claims, outside, namespaces, generations, labels, policies, apexes, paused)
 
 
 async def _labels(cluster: Cluster, named: AbstractSet[str], served: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -395,6 +402,12 @@ def orphans(survey: Survey) -> dict[str, tuple[LedgerEntry, ...]]:
     return {name: tuple(each for each in audited if survey.tenant_of(each.proxy.namespace) == name) for name in tenants}
 
 
+def held_by_pause(survey: Survey) -> tuple[LedgerEntry, ...]:
+    """The entries whose hostname stays as it was although its proxy declares another one, which is paused. Pure."""
+    paused = [each for each in survey.entries if each.uid in survey.paused]
+    return tuple(each for each in paused if each.hostname not in (None, survey.paused[each.uid]))
+
+
 def resting(survey: Survey) -> tuple[Object, ...]:
     """The claims on hostnames that were given back and rest, sorted by name. Pure."""
     claims = [each for each in survey.claims if released_at(each) is not None]
@@ -432,6 +445,7 @@ def as_json(
             }
             for each in resting(survey)
         ],
+        "paused": [{"hostname": each.hostname, "proxy": str(each.proxy)} for each in held_by_pause(survey)],
         "unread": {name: str(error) for name, error in unread.items()},
         "proxies": len(survey.proxies),
         "records": len(survey.entries),

@@ -187,11 +187,11 @@ class Ledger:
         """Whether the proxy with this UID exists and declares ``hostname``."""
         return any(each["metadata"]["uid"] == uid for each in self._store.indexed(ENVOY_PROXY, hostname))
 
-    def orphans(self, is_counted: Callable[[str], bool]) -> tuple[LedgerEntry, ...]:
-        """The orphaned entries of proxies in all namespaces that are counted."""
+    def entries_in(self, state: RecordState, is_counted: Callable[[str], bool]) -> tuple[LedgerEntry, ...]:
+        """The entries in this state of proxies in all namespaces that are counted."""
         keys = [each for each in self._store.index_values(PROXY_REGISTRATION) if is_counted(each.namespace)]
         entries = (entry for key in keys for entry in self.entries_of(key))
-        return tuple(each for each in entries if each.state is RecordState.ORPHANED)
+        return tuple(each for each in entries if each.state is state)
 
     async def find(self, uid: str) -> LedgerEntry | None:
         """The entry of the proxy with this UID, from the store, or else from the API server. Raises its errors."""

@@ -10,7 +10,16 @@ from typing import Final
 
 import msgspec
 
-from operator_app.registration.dns import OWNER_LABEL, Address, AddressType, Ownership, Place, addresses_at, owners_of
+from operator_app.registration.dns import (
+    OWNER_LABEL,
+    Address,
+    AddressType,
+    Ownership,
+    Place,
+    addresses_at,
+    owners_of,
+    place_of,
+)
 from operator_app.registration.identity import Installation
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.results import Outcome, Problem
@@ -168,30 +177,42 @@ class WantedPair:
         return len(stored) == len(self.addresses) and all(_is_among(each, stored) for each in self.addresses)
 
 
-def wanted_pair(record: Record, place: Place, installation: Installation, *, default_ttl_s: int) -> WantedPair:
-    """The pair for ``record`` at ``place``, written by ``installation``. Raises ``InvalidError`` for its addresses."""
-    return WantedPair(
-        place,
-        addresses_at(place, record.addresses),
-        Ownership(installation, record.uid, record.generation),
-        default_ttl_s if record.ttl_s is None else record.ttl_s,
-        record.former | {installation},
-        is_held=record.is_held,
-        replaces_newer=record.replaces_newer,
-    )
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """What ``installation`` publishes and has published in its ``zones``; a TTL of a proxy's own goes first."""
 
+    installation: Installation
+    zones: tuple[str, ...]
+    default_ttl_s: int
 
-def records_of(sets: Iterable[RecordSet], installation: Installation) -> Iterator[OutsideRecord]:
-    """What an installation owns among the record sets of a zone: each proxy of a hostname once, newest generation."""
-    for each in sets:
-        label, _, hostname = each.name.lower().removesuffix(".").partition(".")
-        if each.type != "TXT" or label != OWNER_LABEL:
-            continue
-        owners = owners_of([record.content for record in each.records])
-        ours = [owner for owner in owners if owner.installation == installation]
-        for uid in sorted({owner.uid for owner in ours}):
-            generation = max(owner.generation for owner in ours if owner.uid == uid)
-            yield OutsideRecord(uid, hostname, generation=generation)
+    def place(self, hostname: str) -> Place:
+        """Where a hostname is. Raises ``TerminalError`` (``HostnameTooLong``, ``ZoneNotConfigured``)."""
+        return place_of(hostname, self.zones)
+
+    def wanted(self, record: Record) -> WantedPair:
+        """The pair for ``record``. Raises what :meth:`place` raises, and ``InvalidError`` for its addresses."""
+        place = self.place(record.hostname or "")
+        return WantedPair(
+            place,
+            addresses_at(place, record.addresses),
+            Ownership(self.installation, record.uid, record.generation),
+            self.default_ttl_s if record.ttl_s is None else record.ttl_s,
+            record.former | {self.installation},
+            is_held=record.is_held,
+            replaces_newer=record.replaces_newer,
+        )
+
+    def own(self, sets: Iterable[RecordSet]) -> Iterator[OutsideRecord]:
+        """Its own among the record sets of a zone: each proxy of a hostname once, with the newest generation."""
+        for each in sets:
+            label, _, hostname = each.name.lower().removesuffix(".").partition(".")
+            if each.type != "TXT" or label != OWNER_LABEL:
+                continue
+            owners = owners_of([record.content for record in each.records])
+            ours = [owner for owner in owners if owner.installation == self.installation]
+            for uid in sorted({owner.uid for owner in ours}):
+                generation = max(owner.generation for owner in ours if owner.uid == uid)
+                yield OutsideRecord(uid, hostname, generation=generation)
 
 
 def is_occupied(place: Place, types: "set[str] | frozenset[str]") -> bool:

@@ -67,6 +67,9 @@ ADDRESS_LEFT: Final = "AddressLeft"
 TOO_MANY_ORPHANS: Final = "TooManyOrphans"
 """The reason of a deletion that would leave more records outside than one tenant may."""
 
+TOO_MANY_ABANDONED: Final = "TooManyAbandoned"
+"""The reason of a deletion that waits, because as many others of the tenant did not wait for their registry."""
+
 LEFT_RETRY_S: Final = 300.0
 """An address that is left outside is looked at again after this time at the earliest."""
 
@@ -102,8 +105,8 @@ class Registries:
 class Registrar:
     """Registers and deregisters proxies. One instance for the operator; one call at a time for each proxy.
 
-    ``mono`` is a monotonic clock in seconds. Of one tenant at most ``orphan_limit`` records stay outside for proxies
-    that are gone; ``tenant_of`` gives the tenant of a namespace.
+    ``mono`` is a monotonic clock in seconds. For proxies of one tenant that are gone, at most ``kept_limit`` records
+    are orphaned, and as many removals are pending; ``tenant_of`` gives the tenant of a namespace.
     """
 
     def __init__(  # noqa: PLR0913 - one for each step of a registration
@@ -115,12 +118,12 @@ class Registrar:
         circuit: CircuitBreaker,
         *,
         policies: Policies | None = None,
-        orphan_limit: int = 100,
+        kept_limit: int = 100,
         tenant_of: Callable[[str], str] = lambda namespace: namespace,
         mono: Callable[[], float],
     ) -> None:
         self._policies = policies
-        self._orphan_limit = orphan_limit
+        self._kept_limit = kept_limit
         self._tenant_of = tenant_of
         self._given_way: dict[str, tuple[str, str]] = {}
         self._left_at_mono: dict[str, float] = {}
@@ -253,25 +256,32 @@ class Registrar:
         An entry that has no name outside is deleted with its claim instead. Raises ``TerminalError``
         (``TooManyOrphans``) where the proxy's tenant has as many as it may.
         """
-        await self._refuse_too_many(uid)
+        advice = "have some of their ProxyRegistrations deleted, or set spec.deletionPolicy to Delete"
+        await self._refuse_too_many(uid, RecordState.ORPHANED, TOO_MANY_ORPHANS, advice)
         await self._keep_entry(uid, RecordState.ORPHANED)
 
-    async def _refuse_too_many(self, uid: str) -> None:
+    async def _refuse_too_many(self, uid: str, state: RecordState, reason: str, advice: str) -> None:
+        """Raise ``TerminalError`` for this reason where the tenant has as many entries in this state as it may."""
         entry = await self._ledger.find(uid)
         if entry is None or not entry.names:
             return
         tenant = self._tenant_of(entry.proxy.namespace)
-        orphans = self._ledger.orphans(lambda namespace: self._tenant_of(namespace) == tenant)
-        if sum(each.uid != uid for each in orphans) >= self._orphan_limit:
+        kept = self._ledger.entries_in(state, lambda namespace: self._tenant_of(namespace) == tenant)
+        if sum(each.uid != uid for each in kept) >= self._kept_limit:
             message = (
-                f"the tenant {tenant} has {self._orphan_limit} records outside of proxies that are gone, and no more "
-                "are kept (OPERATOR_APP_KEPT_PER_TENANT): have some of their ProxyRegistrations deleted, or set "
-                "spec.deletionPolicy to Delete"
+                f"the tenant {tenant} has {self._kept_limit} records outside of proxies that are gone, and no more are "
+                f"kept (OPERATOR_APP_KEPT_PER_TENANT): {advice}"
             )
-            raise TerminalError(TOO_MANY_ORPHANS, message)
+            raise TerminalError(reason, message)
 
     async def abandon(self, uid: str) -> None:
-        """Mark the entry as abandoned: the proxy goes before its record is removed, and removal is retried later."""
+        """Mark the entry as abandoned: the proxy goes before its record is removed, and removal is retried later.
+
+        Raises ``TerminalError`` (``TooManyAbandoned``) where as many removals are pending for the proxy's tenant as may
+        be: somebody who makes and deletes proxies while a registry is down must not fill the ledger.
+        """
+        advice = "the deletion waits for the registry, as it would without OPERATOR_APP_ABANDON_AFTER_S"
+        await self._refuse_too_many(uid, RecordState.ABANDONED, TOO_MANY_ABANDONED, advice)
         await self._keep_entry(uid, RecordState.ABANDONED)
 
     def orphaned_uids(self, proxy: Key, live_uid: str | None) -> tuple[str, ...]:

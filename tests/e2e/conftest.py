@@ -30,6 +30,7 @@ from tests.e2e.kube import Kube
 from tests.e2e.node.fixture import Nodes
 from tests.e2e.node.fixture import nodes as nodes  # noqa: PLC0414  # a fixture is found by its import
 from tests.e2e.node.fixture import nodes_or_why_not as nodes_or_why_not  # noqa: PLC0414  # as above
+from tests.e2e.node.fixture import pod_network as pod_network  # noqa: PLC0414  # as above
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import OPERATOR_USER, leave_nothing
 from tests.e2e.shipped import CRDS, operator_identity

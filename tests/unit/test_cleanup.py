@@ -65,6 +65,7 @@ class Records:
         self.calls: list[str] = []
         self.error: OperatorError | None = None
         self.failing: set[str] = set()
+        self.too_many: TerminalError | None = None
         self.orphans: tuple[str, ...] = ()
 
     async def deregister(self, proxy: Key, uid: str) -> None:
@@ -80,6 +81,8 @@ class Records:
     async def abandon(self, uid: str) -> None:
         """Note that a record is left."""
         self.calls.append(f"abandon {uid}")
+        if self.too_many is not None:
+            raise self.too_many
 
     def orphaned_uids(self, proxy: Key, live_uid: str | None) -> tuple[str, ...]:
         """UIDs of previous incarnations."""
@@ -253,6 +256,20 @@ async def test_a_proxy_is_abandoned_once_its_time_is_over(tmp_path: Path, age_s:
     assert ("abandon proxy-uid" in world.records.calls) is is_abandoned
     assert (result == DONE) is is_abandoned
     assert [each.reason for each in world.events] == ["RemovalAbandoned" if is_abandoned else DEREGISTRATION_FAILED]
+
+
+async def test_a_tenant_with_too_many_abandoned_records_waits_for_the_registry(tmp_path: Path) -> None:
+    """Although its time is over; the status says what there is too much of."""
+    proxy = dying()
+    api = ScriptedApi(("apply EnvoyProxy/status", stored_status(proxy)))
+    async with components(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
+        world = World(own, abandon_after_s=1, age_s=100)
+        world.records.error = TransientError("down")
+        world.records.too_many = TerminalError("TooManyAbandoned", "enough are pending")
+        result = await world.cleanup.clean_up(proxy)
+    assert result.failure is world.records.too_many
+    assert "enough are pending" in ready_of(api)["message"]
+    assert ready_of(api)["reason"] == DEREGISTRATION_FAILED
 
 
 async def test_a_conflict_over_the_record_is_no_reason_to_abandon_it(tmp_path: Path) -> None:

@@ -33,23 +33,22 @@ configured zone as a whole, once.
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Final
 
 import httpx
 
 from operator_app.errors import ConfigurationError, ConflictError, InvalidError
-from operator_app.registration.dns import CUT_TYPES, AddressType, Place, place_of
+from operator_app.registration.dns import CUT_TYPES, AddressType, Place
 from operator_app.registration.identity import Installation
 from operator_app.registration.pairs import (
     NOT_OURS,
     LivePair,
+    Publisher,
     WantedPair,
     cut_message,
     is_occupied,
-    records_of,
-    wanted_pair,
 )
 from operator_app.registration.powerdns.client import ApiKey, Delete, Edit, PowerDnsApi, Replace
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
@@ -69,23 +68,19 @@ _PROBE_TARGET: Final = "probe.invalid."
 
 
 class PowerDnsRegistry:
-    """See :class:`operator_app.registration.registry.Registry`. ``installation`` is the one that writes.
+    """See :class:`operator_app.registration.registry.Registry`. ``publisher`` says in whose name, and where.
 
     Raises ``TerminalError`` also for a record that can't be published: ``ZoneNotConfigured``, ``HostnameTooLong``,
     ``AddressUnusable``, ``BelowZoneCut``.
     """
 
-    def __init__(
-        self, api: PowerDnsApi, installation: Installation, *, zones: Sequence[str], default_ttl_s: int
-    ) -> None:
+    def __init__(self, api: PowerDnsApi, publisher: Publisher) -> None:
         self._api = api
-        self._installation = installation
-        self._zones = tuple(zones)
-        self._default_ttl_s = default_ttl_s
+        self._publisher = publisher
 
     async def observe(self, record: Record) -> Comparison:
         """See :class:`operator_app.registration.registry.Registry`."""
-        wanted = self._wanted(record)
+        wanted = self._publisher.wanted(record)
         live = await self._read(wanted.place)
         comparison = wanted.comparison(live)
         if comparison is Comparison.MATCHING and await self._cut(wanted.place, live) is not None:
@@ -94,7 +89,7 @@ class PowerDnsRegistry:
 
     async def register(self, record: Record) -> Registration:
         """See :class:`operator_app.registration.registry.Registry`."""
-        wanted = self._wanted(record)
+        wanted = self._publisher.wanted(record)
         live = await self._read(wanted.place)
         before = wanted.comparison(live)
         cut = await self._cut(wanted.place, live)
@@ -117,11 +112,11 @@ class PowerDnsRegistry:
         published under earlier settings is for the caller to know. A zone that the server does not know (404) proves
         nothing either, and raises.
         """
-        place = place_of(hostname, self._zones)
+        place = self._publisher.place(hostname)
         live = await self._read(place)
         if live.is_free(place):
             return Outcome.UNCHANGED
-        installations = former | {self._installation}
+        installations = former | {self._publisher.installation}
         owned = live.owned(uid, installations)
         if not owned:
             return Outcome.SKIPPED
@@ -139,8 +134,8 @@ class PowerDnsRegistry:
 
     async def entries(self) -> AsyncGenerator[OutsideRecord]:
         """See :class:`operator_app.registration.registry.Registry`."""
-        for zone in self._zones:
-            for each in records_of(await self._api.all_record_sets(zone), self._installation):
+        for zone in self._publisher.zones:
+            for each in self._publisher.own(await self._api.all_record_sets(zone)):
                 yield each
 
     async def _write(self, wanted: WantedPair, before: Comparison) -> Registration:
@@ -199,10 +194,6 @@ class PowerDnsRegistry:
         types = await self._api.types_at(place.hostname)
         cut = place.hostname if "SOA" in types and not place.is_apex else None
         return cut, is_occupied(place, types)
-
-    def _wanted(self, record: Record) -> WantedPair:
-        place = place_of(record.hostname or "", self._zones)
-        return wanted_pair(record, place, self._installation, default_ttl_s=self._default_ttl_s)
 
 
 def _creation(wanted: WantedPair) -> list[Edit]:
@@ -282,12 +273,7 @@ async def connect(settings: Settings, installation: Installation) -> AsyncGenera
     )
     async with client:
         api = PowerDnsApi(client, server_id=settings.powerdns_server_id, timeout_s=settings.powerdns_timeout_s)
-        yield PowerDnsRegistry(
-            api,
-            installation,
-            zones=zones,
-            default_ttl_s=settings.powerdns_default_ttl_s,
-        )
+        yield PowerDnsRegistry(api, Publisher(installation, zones, settings.powerdns_default_ttl_s))
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:

@@ -115,7 +115,11 @@ class Rfc2136Server:
     async def _exchange(self, message: dns.message.Message) -> dns.message.Message:
         message.use_tsig(await self._key())
         sent = dns.asyncquery.tcp(message, await self._address(), port=self._port, timeout=self._timeout_s)
-        return await self._bounded(sent)
+        answer = await self._bounded(sent)
+        if answer.flags & dns.flags.TC:
+            # Over TCP no server has a reason to leave records out; what is left out would look removed.
+            raise UndecodableError("the DNS server's answer is truncated")
+        return answer
 
     async def _bounded(self, exchange: Awaitable[T]) -> T:
         try:

@@ -20,16 +20,15 @@ from typing import Final
 import dns.update
 
 from operator_app.errors import ConfigurationError, ConflictError, InvalidError
-from operator_app.registration.dns import AddressType, Place, place_of
+from operator_app.registration.dns import AddressType, Place
 from operator_app.registration.identity import Installation
 from operator_app.registration.pairs import (
     NOT_OURS,
     LivePair,
+    Publisher,
     RecordSet,
     WantedPair,
     cut_message,
-    records_of,
-    wanted_pair,
 )
 from operator_app.registration.registry import Comparison, OutsideRecord, Record, Registration
 from operator_app.registration.rfc2136.client import Answer, Rfc2136Server, absolute, new_update
@@ -41,30 +40,26 @@ _OF_DNSSEC: Final = frozenset({"RRSIG", "NSEC", "NSEC3"})
 
 
 class Rfc2136Registry:
-    """See :class:`operator_app.registration.registry.Registry`. ``installation`` is the one that writes.
+    """See :class:`operator_app.registration.registry.Registry`. ``publisher`` says in whose name, and where.
 
     Raises ``TerminalError`` also for a record that can't be published: ``ZoneNotConfigured``, ``HostnameTooLong``,
     ``AddressUnusable``, ``BelowZoneCut``.
     """
 
-    def __init__(
-        self, server: Rfc2136Server, installation: Installation, *, zones: Sequence[str], default_ttl_s: int
-    ) -> None:
+    def __init__(self, server: Rfc2136Server, publisher: Publisher) -> None:
         self._server = server
-        self._installation = installation
-        self._zones = tuple(zones)
-        self._default_ttl_s = default_ttl_s
+        self._publisher = publisher
 
     async def observe(self, record: Record) -> Comparison:
         """See :class:`operator_app.registration.registry.Registry`."""
-        wanted = self._wanted(record)
+        wanted = self._publisher.wanted(record)
         live, cut = await self._read(wanted.place)
         comparison = wanted.comparison(live)
         return Comparison.DIFFERENT if cut is not None and comparison is not Comparison.FOREIGN else comparison
 
     async def register(self, record: Record) -> Registration:
         """See :class:`operator_app.registration.registry.Registry`."""
-        wanted = self._wanted(record)
+        wanted = self._publisher.wanted(record)
         live, cut = await self._read(wanted.place)
         before = wanted.comparison(live)
         if cut is not None:
@@ -96,13 +91,13 @@ class Rfc2136Registry:
 
         Raises ``TerminalError`` (``ZoneNotConfigured``) for a hostname outside of all configured zones.
         """
-        place = place_of(hostname, self._zones)
+        place = self._publisher.place(hostname)
         live, cut = await self._read(place)
         if cut is not None:
             live = await self._transferred(place)
         if live.is_free(place):
             return Outcome.UNCHANGED
-        installations = former | {self._installation}
+        installations = former | {self._publisher.installation}
         owned = live.owned(uid, installations)
         if not owned:
             return Outcome.SKIPPED
@@ -122,8 +117,8 @@ class Rfc2136Registry:
 
     async def entries(self) -> AsyncGenerator[OutsideRecord]:
         """See :class:`operator_app.registration.registry.Registry`."""
-        for zone in self._zones:
-            for each in records_of(await self._server.transfer(zone), self._installation):
+        for zone in self._publisher.zones:
+            for each in self._publisher.own(await self._server.transfer(zone)):
                 yield each
 
     async def _refuse_beside_others(self, place: Place) -> None:
@@ -151,10 +146,6 @@ class Rfc2136Registry:
         """The same from a transfer of the zone, which has what is below a delegation, too."""
         sets = await self._server.transfer(place.zone)
         return LivePair(_at(sets, place.hostname), _at(sets, place.owner_name))
-
-    def _wanted(self, record: Record) -> WantedPair:
-        place = place_of(record.hostname or "", self._zones)
-        return wanted_pair(record, place, self._installation, default_ttl_s=self._default_ttl_s)
 
 
 def _at(sets: Sequence[RecordSet], name: str) -> tuple[RecordSet, ...]:
@@ -221,7 +212,5 @@ async def connect(settings: Settings, installation: Installation) -> AsyncGenera
     host, _, port = server.rpartition(":")
     yield Rfc2136Registry(
         Rfc2136Server(host.strip("[]"), int(port), key_file=key_file, timeout_s=settings.rfc2136_timeout_s),
-        installation,
-        zones=zones,
-        default_ttl_s=settings.rfc2136_default_ttl_s,
+        Publisher(installation, zones, settings.rfc2136_default_ttl_s),
     )

@@ -12,8 +12,8 @@ import pytest
 
 from operator_app.api.kinds import SERVICE, Key
 from tests.e2e.controlplane import BuildError, Cluster, ControlPlane, ToolchainError
-from tests.e2e.kube import Kube
-from tests.e2e.node.network import PodNetwork
+from tests.e2e.kube import NODE, Kube
+from tests.e2e.node.network import PodNetwork, own_address
 from tests.e2e.node.node import Node, NodeError
 from tests.e2e.node.requirements import NodeUnavailableError
 from tests.e2e.prerequisites import lacking
@@ -43,8 +43,11 @@ def nodes_of(kubeconfig: Path, directory: Path) -> Nodes:
     if not named:
         return Nodes(None, None)
     with Kube(kubeconfig) as admin:
-        address = admin.get(SERVICE, Key("default", "kubernetes"))["spec"]["clusterIP"]
-    return Nodes(None, PodNetwork(Path(named), f"https://{address}", directory))
+        api_server = admin.get(SERVICE, Key("default", "kubernetes"))["spec"]["clusterIP"]
+        addresses = [each for node in admin.list(NODE) for each in node["status"]["addresses"]]
+    internal = [each["address"] for each in addresses if each["type"] == "InternalIP"]
+    address = own_address(Path(named), internal)
+    return Nodes(None, PodNetwork(Path(named), f"https://{api_server}", address, directory))
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +84,11 @@ def nodes(nodes_or_why_not: Nodes | str) -> Nodes:
     if isinstance(nodes_or_why_not, str):
         lacking(nodes_or_why_not)
     return nodes_or_why_not
+
+
+@pytest.fixture
+def pod_network(nodes: Nodes) -> PodNetwork:
+    """Where the Pods are; the test is skipped where that is not known."""
+    if nodes.network is None:
+        pytest.skip(f"takes the network of the cluster's Pods, which {NETWORK_VARIABLE} does not name")
+    return nodes.network

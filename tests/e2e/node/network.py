@@ -7,9 +7,10 @@ made it (setns(2), network_namespaces(7)), so a client that connects inside the 
 import ctypes
 import http.client
 import os
+import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,16 @@ def inside(namespace: Path) -> Iterator[None]:
             _enter(before.fileno())
 
 
+def own_address(namespace: Path, candidates: Iterable[str]) -> str:
+    """The first of these addresses that is one of the namespace itself. Raises ``LookupError``: none is."""
+    with inside(namespace):
+        for each in candidates:
+            with socket.socket() as probe, suppress(OSError):
+                probe.bind((each, 0))
+                return each
+    raise LookupError(f"none of the nodes' addresses is one of {namespace}")
+
+
 def get(address: str, port: int, path: str = "/", *, host: str = "", timeout_s: float = 5.0) -> tuple[int, str]:
     """Status and text of the answer to one HTTP request, on a connection of its own, from where this thread is.
 
@@ -56,11 +67,13 @@ def get(address: str, port: int, path: str = "/", *, host: str = "", timeout_s: 
 class PodNetwork:
     """Where Pods and Services have their addresses: a network namespace, and the API server's URL in it.
 
-    ``directory`` is a private one, for kubeconfigs.
+    ``address`` is one of that namespace, at which Pods reach what listens there. ``directory`` is a private one, for
+    kubeconfigs.
     """
 
     namespace: Path
     api_server: str
+    address: str
     directory: Path
 
     def inside(self) -> AbstractContextManager[None]:

@@ -119,7 +119,8 @@ class Node:
     @property
     def pod_network(self) -> PodNetwork:
         """The same with the API server's URL in it."""
-        return PodNetwork(self.network, f"https://{NODE_ADDRESS}:{API_SERVER_PORT}", self._files.directory)
+        api_server = f"https://{NODE_ADDRESS}:{API_SERVER_PORT}"
+        return PodNetwork(self.network, api_server, NODE_ADDRESS, self._files.directory)
 
     def inside(self) -> AbstractContextManager[None]:
         """In this block, what this thread connects to is looked for in the node's network: Pods, Services, kubelet."""

@@ -3,6 +3,8 @@
 Reconciles by call on a real API server and PowerDNS, so that a test decides who comes first.
 """
 
+from pathlib import Path
+
 import pytest
 
 from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, PROXY_REGISTRATION, Key, Object
@@ -160,7 +162,7 @@ async def test_an_address_whose_proof_was_removed_is_told_and_found_in_powerdns(
 async def test_the_records_that_a_tenant_orphans_are_bounded_in_powerdns(world: World) -> None:
     """Beyond the limit the deletion waits and says so, and nothing was orphaned; without Orphan the proxy goes."""
     parts = await world.parts(await world.registries())
-    parts.registrar._orphan_limit = 0
+    parts.registrar._kept_limit = 0
     world.spec(deletionPolicy="Orphan")
     world.admin.delete(ENVOY_PROXY, world.key)
     await world.reconcile(parts, 1)
@@ -170,5 +172,22 @@ async def test_the_records_that_a_tenant_orphans_are_bounded_in_powerdns(world: 
     assert world.admin.get(PROXY_REGISTRATION, entry_of(world))["spec"]["state"] == RecordState.REGISTERED
     world.spec(deletionPolicy="Delete")
     await world.reconcile(parts, 2)
+    assert world.admin.find(ENVOY_PROXY, world.key) is None
+    assert world.published == set()
+
+
+async def test_the_removals_that_are_pending_for_a_tenant_are_bounded_in_powerdns(world: World, tmp_path: Path) -> None:
+    """Beyond the limit a deletion waits for its registry whatever the setting says, and tells; then it goes."""
+    wrong = tmp_path / "wrong-key"
+    wrong.write_text("wrong")
+    parts = await world.parts(await world.registries(wrong))
+    parts.registrar._kept_limit = 0
+    world.admin.delete(ENVOY_PROXY, world.key)
+    await world.reconcile(parts, 2)
+    waiting = condition(world.admin.get(ENVOY_PROXY, world.key), "Ready")
+    assert waiting["reason"] == "DeregistrationFailed"
+    assert "OPERATOR_APP_KEPT_PER_TENANT" in waiting["message"]
+    assert world.admin.get(PROXY_REGISTRATION, entry_of(world))["spec"]["state"] == RecordState.REGISTERED
+    await world.reconcile(await world.parts(await world.registries()), 1)
     assert world.admin.find(ENVOY_PROXY, world.key) is None
     assert world.published == set()

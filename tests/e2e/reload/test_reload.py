@@ -16,7 +16,8 @@ from operator_app.desired import child_key
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.envoy.test_traffic import BACKENDS, READY_TIMEOUT_S, Client, create_backends, proxy_pods
 from tests.e2e.kube import SERVICE_ACCOUNT, Kube, KubeError, wait_until
-from tests.e2e.node.fixture import NETWORK_VARIABLE, Nodes
+from tests.e2e.node.fixture import Nodes
+from tests.e2e.node.network import PodNetwork
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import OPERATOR_USER, a_proxy, condition, holds, wait_ready
 
@@ -29,12 +30,8 @@ pytestmark = [pytest.mark.reload, pytest.mark.usefixtures("running_operator"), p
 
 
 @pytest.fixture
-def namespace(admin: Kube, namespace: str, nodes: Nodes) -> str:
+def namespace(admin: Kube, namespace: str, pod_network: PodNetwork) -> str:  # noqa: ARG001  # the operator is there
     """A namespace in which Pods may be created, with backends that answer with their names."""
-    if nodes.network is None:
-        pytest.skip(
-            f"the operator of this test runs where Pods can be reached, and {NETWORK_VARIABLE} names no network"
-        )
     admin.wait_until(SERVICE_ACCOUNT, Key(namespace, "default"), bool)
     create_backends(admin, namespace)
     return namespace
@@ -169,13 +166,12 @@ def test_a_quiet_proxy_causes_no_request(admin: Kube, namespace: str, nodes: Nod
     assert set(written) <= {"configmaps", "pods", "envoyproxies"}
 
 
-def test_a_pod_that_cannot_be_asked_is_told(admin: Kube, namespace: str, nodes: Nodes) -> None:
+def test_a_pod_that_cannot_be_asked_is_told(admin: Kube, namespace: str, nodes: Nodes, pod_network: PodNetwork) -> None:
     """While a Pod is ready and its address leads nowhere, ``Programmed`` is Unknown and names it."""
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, routed(namespace, "app", "next"))
     ((pod, address),) = serving(admin, key, nodes, "app")
-    assert nodes.network is not None
-    with nodes.network.unreachable(address):
+    with pod_network.unreachable(address):
         generation = edit(admin, key, routed(namespace, "next", "app"))
         found = admin.wait_until(
             ENVOY_PROXY,
@@ -239,6 +235,7 @@ def test_what_envoy_refuses_is_taken_back_and_told(
         ENVOY_PROXY, key, lambda live: condition(live, "Programmed").get("reason") == "ConfigurationRefused", ARRIVAL_S
     )
     assert f"Pod {pod['metadata']['name']} refuses rds-http.json" in condition(found, "Programmed")["message"]
+    assert "no such field: 'no_such_field'" in condition(found, "Programmed")["message"], "in Envoy's words"
     assert condition(found, "Stalled")["status"] == "True"
     restored = admin.wait_until(
         CONFIG_MAP, child_key(key), lambda live: json.dumps(live["data"]) == json.dumps(before), ARRIVAL_S

@@ -19,6 +19,7 @@ from operator_app.registration.audit import (
     as_json,
     findings,
     fix,
+    held_by_pause,
     orphans,
     refusal,
     resting,
@@ -113,12 +114,32 @@ def test_every_finding_is_explained() -> None:
     assert [each.value for each in FindingKind if f"| `{each.value}` |" not in page] == []
 
 
+def test_what_a_paused_proxy_keeps_is_listed_and_is_no_finding() -> None:
+    """Its hostname stays as it was, whatever the spec declares meanwhile; one that is the same is nothing to tell."""
+    entry, records = LedgerEntry(an_entry(hostname="a.b")), {"dns": (OutsideRecord("one", "a.b"),)}
+    claims = (a_claim("a.b", "one"),)
+    for paused, kept in (({}, 0), ({"one": "a.b"}, 0), ({"one": "c.d"}, 1), ({"one": None}, 1)):
+        survey = Survey({"one": PROXY}, (entry,), claims, records, paused=paused)
+        assert findings(survey) == ()
+        assert len(held_by_pause(survey)) == kept
+        told = json.loads(as_json(survey, (), (), {}))["paused"]
+        assert told == [{"hostname": "a.b", "proxy": str(PROXY)}] * kept
+
+
 def test_consistent_objects_give_no_findings() -> None:
-    """A live proxy whose hostname is being changed, with its entry, and claims and records for both hostnames."""
+    """A live proxy with its entry, its claim and its record."""
+    records, claims = (OutsideRecord("one", "a.b", PROXY),), (a_claim("a.b", "one"),)
+    assert surveyed(an_entry(hostname="a.b"), live={"one": PROXY}, claims=claims, outside={"dns": records}) == []
+
+
+@pytest.mark.parametrize("is_outside", [True, False])
+def test_what_is_not_declared_any_more_is_listed_until_it_is_gone(*, is_outside: bool) -> None:
+    """A hostname that a live proxy had is kept for as long as its registry does not let it go, and is no stranger's."""
     entry = an_entry(hostname="a.b", retiring=[{"registry": "dns", "hostname": "c.d"}])
-    records = (OutsideRecord("one", "a.b", PROXY), OutsideRecord("one", "c.d", PROXY))
+    records = (OutsideRecord("one", "a.b", PROXY), OutsideRecord("one", "c.d", PROXY))[: 1 + is_outside]
     claims = (a_claim("a.b", "one"), a_claim("c.d", "one"))
-    assert surveyed(entry, live={"one": PROXY}, claims=claims, outside={"dns": records}) == []
+    found = surveyed(entry, live={"one": PROXY}, claims=claims, outside={"dns": records})
+    assert found == [(FindingKind.REMOVAL_PENDING, "dns", "c.d")]
 
 
 @pytest.mark.parametrize(

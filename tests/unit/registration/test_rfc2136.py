@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import dns.flags
 import dns.message
 import dns.rcode
 import dns.rrset
@@ -63,6 +64,21 @@ async def test_a_server_that_does_not_answer_is_a_transient_error(tmp_path: Path
     nowhere = Rfc2136Server("no-such-host.invalid", 53, key_file=file, timeout_s=5)
     with pytest.raises(TransientError, match="is not resolved"):
         await nowhere.query("example.com", "shop.example.com", "A")
+
+
+async def test_a_truncated_answer_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read as it is, it would say that records are gone that are there."""
+    file = tmp_path / "key"
+    file.write_text(KEY)
+
+    async def truncated(asked: dns.message.Message, *_: object, **__: object) -> dns.message.Message:
+        answer = dns.message.make_response(asked)
+        answer.flags |= dns.flags.TC
+        return answer
+
+    monkeypatch.setattr("dns.asyncquery.tcp", truncated)
+    with pytest.raises(TransientError, match="truncated"):
+        await a_server(file).query("example.com", "shop.example.com", "A")
 
 
 @pytest.mark.parametrize(
