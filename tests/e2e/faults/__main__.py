@@ -25,7 +25,7 @@ from tests.e2e.faults.conduct import conduct
 from tests.e2e.faults.report import counts, distinct_points, failures, page, unreached
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.kube import Kube
-from tests.e2e.powerdns.install import NotInstalledError
+from tests.e2e.node.packages import PackagesError
 from tests.e2e.shipped import CRDS, operator_identity
 from tests.paths import ROOT
 
@@ -51,7 +51,7 @@ def main() -> int:
     try:
         runs, complaints = _experiment(directory, report)
         is_good = _reported(runs, outside.everything(directory, report), complaints, report)
-    except (BuildError, StartError, ToolchainError, NotInstalledError) as error:
+    except (BuildError, StartError, ToolchainError, PackagesError) as error:
         print(f"faults: {error}", file=sys.stderr)
     finally:
         if is_good or not any(directory.iterdir()):
