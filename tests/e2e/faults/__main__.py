@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.controlplane import BuildError, ControlPlane, StartError, ToolchainError
-from tests.e2e.faults import outside
+from tests.e2e.faults import lives, outside
 from tests.e2e.faults.campaign import Campaign, Run
 from tests.e2e.faults.catalogue import everything
 from tests.e2e.faults.conduct import conduct
@@ -50,7 +50,8 @@ def main() -> int:
     is_good = False
     try:
         runs, complaints = _experiment(directory, report)
-        is_good = _reported(runs, outside.everything(directory, report), complaints, report)
+        calls = [*outside.everything(directory, report), *lives.everything(directory, report)]
+        is_good = _reported(runs, calls, complaints, report)
     except (BuildError, StartError, ToolchainError, PackagesError) as error:
         print(f"faults: {error}", file=sys.stderr)
     finally:
