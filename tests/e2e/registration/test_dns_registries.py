@@ -44,6 +44,8 @@ from tests.e2e.rfc2136.server import Bind, BindZone
 
 pytestmark = pytest.mark.anyio
 
+BACKOFF_S = 0.3
+
 AnyServer = PowerDns | Bind
 AnyZone = Zone | BindZone
 Operator = Callable[..., AbstractAsyncContextManager[Registry]]
@@ -443,7 +445,7 @@ async def test_one_of_many_operators_gets_the_name(operator: Operator, zone: Any
                 try:
                     outcomes[name] = await contender.register(records[name])
                 except TransientError:
-                    await anyio.sleep(random.uniform(0, 1))  # noqa: S311  # as the operator's backoff does
+                    await anyio.sleep(random.uniform(0, BACKOFF_S))  # noqa: S311  # as the operator's backoff does
 
     async with anyio.create_task_group() as contest:
         for name in records:
@@ -468,7 +470,7 @@ async def test_of_racing_claims_at_most_one_is_ever_confirmed(operator: Operator
                 try:
                     registered = await contender.register(record)
                 except (TransientError, InvalidError):
-                    await anyio.sleep(random.uniform(0, 1))  # noqa: S311  # as the operator's backoff does
+                    await anyio.sleep(random.uniform(0, BACKOFF_S))  # noqa: S311  # as the operator's backoff does
                     continue
                 if registered.problem is None:
                     confirmed.append((name, record.hostname or ""))
