@@ -105,8 +105,8 @@ mutants: $(STAMP) ## Wrong versions of the modules that carry the guarantees, ag
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: faults
-faults: $(STAMP) ## Every fault at every point, a quarter of an hour; writes docs/reliability.md
-	@$(BIN)/python -m tests.e2e.faults
+faults: $(STAMP) ## Every fault at every point, half an hour; writes docs/reliability.md
+	@$(BIN)/python -m tests.e2e.faults $(ARGS)
 
 .PHONY: demo
 demo: $(STAMP) ## A local API server, the operator and a sample proxy, shown and stopped again
@@ -136,9 +136,25 @@ bench-hostile: $(STAMP) ## Memory, event loop and another tenant's waits beside 
 bench-scale: $(STAMP) ## What N=1000 proxies of varied specs cost: start, resync, memory, event loop
 	@$(BIN)/python -m benchmarks.scale $(N)
 
+.PHONY: bench-converge
+bench-converge: $(STAMP) ## First reconciles against the same writes by a bare script; ARGS=--profile says where CPU goes
+	@$(BIN)/python -m benchmarks.converge $(ARGS)
+
+.PHONY: bench-recreate
+bench-recreate: $(STAMP) ## Seconds until a child is there again after a deletion in the foreground (two minutes)
+	@$(BIN)/python -m benchmarks.recreate $(ARGS)
+
 .PHONY: bench-failover
 bench-failover: $(STAMP) ## Kill and stop replicas under load: who waits how long, and does anything get two writers
 	@$(BIN)/python -m benchmarks.failover $(ARGS)
+
+.PHONY: bench-reload
+bench-reload: $(STAMP) ## Seconds from an edit to its answer by all of 1, 10 and 50 Pods, and what it costs (root; minutes)
+	@$(BIN)/python -m benchmarks.reload $(ARGS)
+
+.PHONY: bench-proxies
+bench-proxies: $(STAMP) ## What an idle proxy takes of a node: inotify instances, open files, memory of 100 (root; minutes)
+	@$(BIN)/python -m benchmarks.proxies $(ARGS)
 
 .PHONY: bench-image
 bench-image: $(STAMP) ## Size of the operator's image, and seconds from a Pod's start to in sync (root; minutes)

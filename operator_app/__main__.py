@@ -129,8 +129,15 @@ def _explain(parsed: argparse.Namespace) -> int:
             kubeconfig=settings.kubeconfig, context=settings.context, user_agent=FIELD_MANAGER
         ) as cluster:
             key = Key(namespace, name)
-            image, installation = settings.image, settings.namespace
-            return await _while_throttled(lambda: explain(cluster, key, default_image=image, installation=installation))
+            return await _while_throttled(
+                lambda: explain(
+                    cluster,
+                    key,
+                    default_image=settings.image,
+                    installation=settings.namespace,
+                    run_as_user=settings.run_as_user,
+                )
+            )
 
     try:
         sys.stdout.write(anyio.run(explanation, _settings(parsed)))

@@ -25,6 +25,7 @@ from operator_app.api.kinds import FIELD_MANAGER, LEASE, Key, Kind
 from operator_app.apply import Applier
 from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.drift_events import Reporter
+from operator_app.controller.garbage import short_pauses
 from operator_app.controller.periodic_audit import PeriodicAudit
 from operator_app.controller.resync_loop import ResyncLoop
 from operator_app.controller.scopes import KEPT, Scope, Scopes, indexes_of
@@ -139,7 +140,7 @@ async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None
             await refuse_unknown_namespaces(cluster, settings)
             cluster_uid = partial(wait_for_cluster_uid, cluster, beat=health.beat)
             async with open_registries(settings, cluster_uid) as registries, asking() as ask:
-                with fencing.holding(fencing.NO_TOKEN):
+                with fencing.holding(fencing.NO_TOKEN), short_pauses() as garbage:
                     operator = Operator(
                         settings,
                         cluster,
@@ -148,6 +149,7 @@ async def _run(settings: Settings, connect: Connect, stopping: Stopping) -> None
                         backpressure,
                         registries,
                         replica=replica,
+                        collect_garbage=garbage.step,
                         ask=ask if settings.ask_pods else None,
                     )
                     stopping.act = operator.stop
@@ -177,7 +179,7 @@ def _clock() -> float:
 class Operator:
     """The parts of one operator, connected."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the application has made before
         self,
         settings: Settings,
         cluster: Cluster,
@@ -187,8 +189,10 @@ class Operator:
         registries: Registries,
         *,
         replica: str,
+        collect_garbage: Callable[[], None] = lambda: None,
         ask: Ask | None = None,
     ) -> None:
+        self._collect_garbage = collect_garbage
         self._settings = settings
         self._cluster = cluster
         self._metrics = metrics
@@ -295,6 +299,7 @@ class Operator:
             node_port_addresses=settings.node_port_addresses,
             tenant_policy=settings.tenant_policy,
             installation=settings.namespace,
+            run_as_user=settings.run_as_user,
             abandon_after_s=settings.abandon_after_s,
             now=_now,
         )
@@ -365,6 +370,7 @@ class Operator:
             begun_mono = time.monotonic()
             self._health.beat()
             self._judge_sight()
+            self._collect_garbage()
             self._metrics.queued.set(len(self._workers))
             self._metrics.show_backlogs(await self._workers.backlogs())
             await anyio.sleep(1)

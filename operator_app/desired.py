@@ -34,12 +34,13 @@ from operator_app.api.kinds import (
 )
 from operator_app.api.models import METRICS_PORT, READINESS_PORT, EnvoyProxySpec, Listener, Resources
 from operator_app.api.quantity import canonical, value_of
-from operator_app.envoy import clusters, drain, internal, tls
+from operator_app.envoy import drain, internal, secrets, tls
 from operator_app.envoy.files import MAX_BYTES, Files, is_file, rendered
 from operator_app.envoy.messages import CONFIG_DIRECTORY
 from operator_app.pod_placement import pod_placement
 from operator_app.ssa.fields import fields_of
 
+CONTAINER_NAME: Final = "envoy"
 READINESS_PORT_NAME: Final = "readiness"
 METRICS_PORT_NAME: Final = "proxy-metrics"
 _RESERVED_PORT_NAMES: Final = (READINESS_PORT_NAME, METRICS_PORT_NAME)
@@ -83,6 +84,7 @@ def children(
     *,
     default_image: str,
     installation: str = OPERATOR_NAMESPACE,
+    run_as_user: bool = True,
     live: Mapping[Kind, Object | None] = MappingProxyType({}),
     files: Files | None = None,
 ) -> dict[Kind, Object]:
@@ -90,13 +92,14 @@ def children(
 
     ``files`` are what the ConfigMap should have now, by default what ``spec`` declares. ``live`` are the children as
     they are known: as long as Pods of an older revision run, the ConfigMap keeps the files that these read, so that one
-    of them that is started again runs what it was rolled out with; nothing else of ``live`` is used. Raises
-    ``TerminalError`` if the Envoy configuration does not fit into a ConfigMap.
+    of them that is started again runs what it was rolled out with; nothing else of ``live`` is used. Without
+    ``run_as_user`` the platform says as which Linux user the Pods run. Raises ``TerminalError`` if the Envoy
+    configuration does not fit into a ConfigMap.
     """
     files = files or rendered(spec)
     bodies: dict[Kind, Object] = {
         CONFIG_MAP: {"data": _files_in_use(proxy, files, live) | dict(files.texts)},
-        DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, files, default_image)},
+        DEPLOYMENT: {"spec": _deployment_spec(proxy, spec, files, default_image, run_as_user=run_as_user)},
         SERVICE: {"spec": _service_spec(proxy, spec)},
         **_optional_bodies(proxy, spec),
     }
@@ -200,7 +203,9 @@ def _labels(name: str) -> dict[str, str]:
     return selector_labels(name) | {"app.kubernetes.io/component": "proxy", LABEL_MANAGED_BY: FIELD_MANAGER}
 
 
-def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
+def _deployment_spec(
+    proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str, *, run_as_user: bool
+) -> Object:
     name = proxy["metadata"]["name"]
     # With an autoscaler the number of Pods is its alone: an apply that had it would undo what the load asked for.
     replicas = {} if spec.autoscaling else {"replicas": spec.replicas}
@@ -213,14 +218,15 @@ def _deployment_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_
                 "labels": spec.pod_labels | _labels(name) | {LABEL_OWNER_UID: proxy["metadata"]["uid"]},
                 "annotations": spec.pod_annotations | {ANNOTATION_REVISION: files.revision},
             },
-            "spec": _pod_spec(proxy, spec, files, default_image),
+            "spec": _pod_spec(proxy, spec, files, default_image, run_as_user=run_as_user),
         },
     }
 
 
-def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
+def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: str, *, run_as_user: bool) -> Object:
     metadata = proxy["metadata"]
     user = user_id(metadata["uid"])
+    runs_as = {"runAsUser": user, "runAsGroup": user} if run_as_user else {}
     return {
         "automountServiceAccountToken": False,
         # Else each Pod gets environment variables of the Services that exist when it starts, which nothing reads.
@@ -228,16 +234,15 @@ def _pod_spec(proxy: Object, spec: EnvoyProxySpec, files: Files, default_image: 
         "terminationGracePeriodSeconds": drain.TERMINATION_GRACE_S,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": user,
-            "runAsGroup": user,
+            **runs_as,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(f"{metadata['namespace']}/{metadata['name']}", spec, files, default_image)],
         "volumes": [
             {"name": "config", "configMap": {"name": metadata["name"] + SUFFIX}},
-            *(_secret_volume(_ca_volume(each), each, clusters.CA_KEY) for each in _ca_secrets(spec)),
+            *(_secret_volume(_ca_volume(each), each, secrets.CA_KEY) for each in _ca_secrets(spec)),
             *(
-                _secret_volume(_tls_volume(each), each, tls.CERTIFICATE_KEY, tls.PRIVATE_KEY_KEY)
+                _secret_volume(_tls_volume(each), each, secrets.CERTIFICATE_KEY, secrets.PRIVATE_KEY_KEY)
                 for each in tls.certificate_secrets(spec.listeners)
             ),
         ],
@@ -252,7 +257,7 @@ def user_id(uid: str) -> int:
 
 def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_image: str) -> Object:
     container: Object = {
-        "name": "envoy",
+        "name": CONTAINER_NAME,
         "image": spec.image or default_image,
         "args": [
             "--config-path",
@@ -295,11 +300,11 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_im
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
             *(
-                {"name": _ca_volume(each), "mountPath": clusters.ca_directory(each), "readOnly": True}
+                {"name": _ca_volume(each), "mountPath": secrets.ca_directory(each), "readOnly": True}
                 for each in _ca_secrets(spec)
             ),
             *(
-                {"name": _tls_volume(each), "mountPath": tls.tls_directory(each), "readOnly": True}
+                {"name": _tls_volume(each), "mountPath": secrets.tls_directory(each), "readOnly": True}
                 for each in tls.certificate_secrets(spec.listeners)
             ),
         ],
@@ -312,20 +317,21 @@ def _container(cluster_name: str, spec: EnvoyProxySpec, files: Files, default_im
 
 def _ca_secrets(spec: EnvoyProxySpec) -> list[str]:
     """The Secrets with the authorities of backends and of clients."""
-    backends = {each.tls.ca_secret_name for each in spec.backends if each.tls and each.tls.ca_secret_name}
-    return sorted(backends | set(tls.client_ca_secrets(spec.listeners)))
+    return sorted({*tls.backend_ca_secrets(spec.backends), *tls.client_ca_secrets(spec.listeners)})
 
 
 def _secret_volume(name: str, secret: str, *keys: str) -> Object:
-    return {"name": name, "secret": {"secretName": secret, "items": [{"key": key, "path": key} for key in keys]}}
+    # Optional, since a Pod without it serves all that does not need it; the kubelet brings it once it is there.
+    items = [{"key": key, "path": key} for key in keys]
+    return {"name": name, "secret": {"secretName": secret, "items": items, "optional": True}}
 
 
 def _tls_volume(secret: str) -> str:
-    return f"tls-{tls.tls_directory(secret).rpartition('/')[2]}"
+    return f"tls-{secrets.tls_directory(secret).rpartition('/')[2]}"
 
 
 def _ca_volume(secret: str) -> str:
-    return f"ca-{clusters.ca_directory(secret).rpartition('/')[2]}"
+    return f"ca-{secrets.ca_directory(secret).rpartition('/')[2]}"
 
 
 def _probe(*, period_s: int, failures: int) -> Object:

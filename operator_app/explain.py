@@ -27,7 +27,9 @@ _ACTIONS = {
 }
 
 
-async def explain(cluster: Cluster, key: Key, *, default_image: str, installation: str) -> str:
+async def explain(
+    cluster: Cluster, key: Key, *, default_image: str, installation: str, run_as_user: bool = True
+) -> str:
     """A report on the proxy at ``key``.
 
     Raises ``NotFoundError`` when there is none, and ``pydantic.ValidationError`` when its spec can't be read.
@@ -39,7 +41,9 @@ async def explain(cluster: Cluster, key: Key, *, default_image: str, installatio
     lines = list(_heading(proxy, is_paused=spec.paused))
     check = child_check(proxy)
     live = {kind: await cluster.get(kind, child_key(key)) for kind in CHILD_KINDS}
-    declared = children(proxy, spec, default_image=default_image, installation=installation, live=live)
+    declared = children(
+        proxy, spec, default_image=default_image, installation=installation, run_as_user=run_as_user, live=live
+    )
     for kind, desired in declared.items():
         lines += ["", *_child(plan(kind, desired, live[kind], check))]
     return "\n".join(lines) + "\n"

@@ -1,8 +1,21 @@
 """What a spec says of its Pods' place, accounts and labels, as members of a Pod's spec in canonical form. Pure."""
 
+from collections.abc import Iterable
+from typing import Final
+
 from operator_app.api.kinds import Object
 from operator_app.api.models import EnvoyProxySpec
-from operator_app.api.placement import Toleration, TolerationOperator, TopologySpread
+from operator_app.api.placement import (
+    Affinity,
+    NodeAffinity,
+    PodAffinity,
+    Toleration,
+    TolerationOperator,
+    TopologySpread,
+)
+
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def pod_placement(spec: EnvoyProxySpec, selector: dict[str, str]) -> Object:
@@ -10,6 +23,7 @@ def pod_placement(spec: EnvoyProxySpec, selector: dict[str, str]) -> Object:
     account = spec.service_account_name
     members: Object = {
         "nodeSelector": spec.node_selector,
+        "affinity": _affinity(spec.affinity or Affinity()),
         "tolerations": [_toleration(each) for each in spec.tolerations],
         "topologySpreadConstraints": [_spread(each, selector) for each in spec.topology_spread],
         "priorityClassName": spec.priority_class_name,
@@ -18,6 +32,47 @@ def pod_placement(spec: EnvoyProxySpec, selector: dict[str, str]) -> Object:
         "serviceAccount": account,
         "imagePullSecrets": [{"name": each.name} for each in spec.image_pull_secrets],
     }
+    return {name: value for name, value in members.items() if value}
+
+
+def _affinity(declared: Affinity) -> Object:
+    """A Pod's affinity, without empty members, which the API server would store nevertheless."""
+    members = {
+        "nodeAffinity": _node_affinity(declared.nodes),
+        "podAffinity": _pod_affinity(each for each in declared.pods if not each.apart),
+        "podAntiAffinity": _pod_affinity(each for each in declared.pods if each.apart),
+    }
+    return {name: value for name, value in members.items() if value}
+
+
+def _node_affinity(declared: Iterable[NodeAffinity]) -> Object:
+    # The terms of a node selector are alternatives, the expressions of one term are not: one term has all of them.
+    required, preferred = [], []
+    for each in declared:
+        expression: Object = {"key": each.key, "operator": each.operator.value}
+        if each.values:
+            expression["values"] = list(each.values)
+        if each.weight is None:
+            required.append(expression)
+        else:
+            preferred.append({"weight": each.weight, "preference": {"matchExpressions": [expression]}})
+    members: Object = {
+        _REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": required}]} if required else None,
+        _PREFERRED: preferred,
+    }
+    return {name: value for name, value in members.items() if value}
+
+
+def _pod_affinity(declared: Iterable[PodAffinity]) -> Object:
+    required, preferred = [], []
+    for each in declared:
+        # Without namespaces it is about those of the Pod's own namespace.
+        term = {"labelSelector": {"matchLabels": each.pod_labels}, "topologyKey": each.topology_key}
+        if each.weight is None:
+            required.append(term)
+        else:
+            preferred.append({"weight": each.weight, "podAffinityTerm": term})
+    members = {_REQUIRED: required, _PREFERRED: preferred}
     return {name: value for name, value in members.items() if value}
 
 

@@ -119,6 +119,7 @@ class Reconciler:
         node_port_addresses: str = "none",
         tenant_policy: TenantPolicy | None = None,
         installation: str = OPERATOR_NAMESPACE,
+        run_as_user: bool = True,
         abandon_after_s: float | None,
         now: Callable[[], datetime],
     ) -> None:
@@ -135,6 +136,7 @@ class Reconciler:
         self._addresses = Addresses(store, node_ports=node_port_addresses)
         self._tenant_policy = tenant_policy or TenantPolicy()
         self._installation = installation
+        self._run_as_user = run_as_user
         self._large_specs = anyio.CapacityLimiter(1)
         self._now = now
         self._cleanup = Cleanup(
@@ -228,6 +230,7 @@ class Reconciler:
                 spec,
                 default_image=self._default_image,
                 installation=self._installation,
+                run_as_user=self._run_as_user,
                 live=live,
                 files=target,
             )

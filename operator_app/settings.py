@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from operator_app.api.kinds import OPERATOR_NAMESPACE
 from operator_app.api.models import ServiceType
 from operator_app.sharding.leases import LeaseTimes
-from operator_app.tenant_policy import TenantPolicy
+from operator_app.tenant_policy import OPTIONAL_FIELDS, TenantPolicy
 
 ENV_PREFIX: Final = "OPERATOR_APP_"
 
@@ -49,6 +49,9 @@ class Settings(BaseSettings):
     tenant_annotation_prefixes: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="how keys of annotations that tenants set may begin, separated by commas; without any, all"
     )
+    tenant_forbidden_fields: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="fields of spec that tenants may not use, such as affinity,tolerations, separated by commas"
+    )
     forbidden_networks: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.0/8", "::1/128", "169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128"),
         description="addresses that no backend may have, such as 10.0.0.0/8, separated by commas",
@@ -63,6 +66,11 @@ class Settings(BaseSettings):
     http_port: int = Field(8080, ge=0, le=65535, description="port of /healthz, /readyz and /metrics; 0 picks one")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
     log_format: Literal["json", "console"] = Field("json", description="json: one object a line; console: for people")
+    run_as_user: bool = Field(
+        default=True,
+        description="run each proxy's Pods as a Linux user of its own; off where the platform assigns users to "
+        "namespaces and refuses others, as OpenShift does",
+    )
     ask_pods: bool = Field(
         default=True,
         description="ask each proxy's Pods what they have loaded; off where the operator can't reach their addresses",
@@ -173,6 +181,7 @@ class Settings(BaseSettings):
         "tenant_images",
         "tenant_service_types",
         "tenant_annotation_prefixes",
+        "tenant_forbidden_fields",
         "forbidden_networks",
         mode="before",
     )
@@ -195,6 +204,17 @@ class Settings(BaseSettings):
             except ValueError:
                 message = f"{name!r} is no range of addresses; write for example 10.0.0.0/8 or fd00::/8"
                 raise ValueError(message) from None
+        return value
+
+    @field_validator("tenant_forbidden_fields")
+    @classmethod
+    def _names_are_optional_fields(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in OPTIONAL_FIELDS:
+                message = (
+                    f"{name!r} is no field of spec that can be left out; write some of {', '.join(OPTIONAL_FIELDS)}"
+                )
+                raise ValueError(message)
         return value
 
     @field_validator("powerdns_zones", "rfc2136_zones")
@@ -243,6 +263,7 @@ class Settings(BaseSettings):
             tuple(each.value for each in self.tenant_service_types),
             self.tenant_annotation_prefixes,
             self.forbidden_networks,
+            self.tenant_forbidden_fields,
         )
 
     @property

@@ -16,10 +16,19 @@ NOT_ALLOWED: Final = "NotAllowed"
 """The reason of a refusal."""
 
 
+OPTIONAL_FIELDS: Final = {
+    str(field.alias): name
+    for name, field in EnvoyProxySpec.model_fields.items()
+    if not field.is_required() and not field.get_default(call_default_factory=True)
+}
+"""Members of a spec that are absent or empty unless a tenant writes them: name in the spec to name in the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
     """What is allowed. An empty tuple of images or annotation prefixes allows all.
 
+    ``forbidden_fields`` are names of members of the spec, of ``OPTIONAL_FIELDS``, that must be left out or empty.
     ``images`` are beginnings of image references that end where a part of the reference does; ``forbidden_networks``
     are ranges of addresses, in CIDR notation, that no backend may be in. A name that resolves to such an address is for
     the network to stop: a NetworkPolicy, or a rule of the nodes.
@@ -29,6 +38,7 @@ class TenantPolicy:
     service_types: tuple[str, ...] = tuple(each.value for each in ServiceType)
     annotation_prefixes: tuple[str, ...] = ()
     forbidden_networks: tuple[str, ...] = ()
+    forbidden_fields: tuple[str, ...] = ()
 
     def check(self, spec: EnvoyProxySpec) -> None:
         """Raise ``TerminalError`` with the reason ``NotAllowed`` and the first thing that is not allowed."""
@@ -42,6 +52,9 @@ class TenantPolicy:
         if spec.service.type.value not in self.service_types:
             allowed = " or ".join(self.service_types)
             yield f"spec.service.type: {spec.service.type.value} is not allowed here: use {allowed}"
+        for name in self.forbidden_fields:
+            if getattr(spec, OPTIONAL_FIELDS[name]):
+                yield f"spec.{name}: is not allowed here: use a spec without it, or ask who runs the operator"
         yield from self._annotations("service.annotations", spec.service.annotations)
         yield from self._annotations("podAnnotations", spec.pod_annotations)
         yield from self._addresses(spec)

@@ -64,7 +64,7 @@ def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
                             "backend": "app",
                             "timeout": "15s",
                             "idleTimeout": "5m",
-                            "retries": {"attempts": 2, "on": ["connection"], "perTryTimeout": "2s"},
+                            "retries": {"attempts": 2, "after": ["connection"], "perTryTimeout": "2s"},
                             "prefixRewrite": "/",
                             "hostRewrite": "app.internal.example",
                             "requestHeaders": {
@@ -145,6 +145,17 @@ def proxy(name: str = "checkout", namespace: str = "team-a") -> Object:
                     "tolerationSeconds": 60,
                 }
             ],
+            "affinity": {
+                "nodes": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["eu-1a"], "weight": 10}],
+                "pods": [
+                    {
+                        "podLabels": {"app": "shop"},
+                        "apart": False,
+                        "topologyKey": "topology.kubernetes.io/zone",
+                        "weight": 10,
+                    }
+                ],
+            },
             "topologySpread": [
                 {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2, "whenUnsatisfiable": "ScheduleAnyway"}
             ],
@@ -618,6 +629,27 @@ CASES: Final[tuple[Case, ...]] = (
         "set effect to NoExecute",
     ),
     Case(
+        ("spec", "affinity", "nodes"),
+        [
+            {"key": "a", "operator": "In", "values": ["b", ""]},
+            {"key": "a", "operator": "NotIn", "values": ["c"], "weight": 1},
+            {"key": "a.b/c", "operator": "DoesNotExist"},
+        ],
+        [
+            [{"key": "a", "operator": "In"}],
+            [{"key": "a", "operator": "NotIn", "weight": 1}],
+            [{"key": "a", "operator": "Exists", "values": ["b"]}],
+            [{"key": "a", "operator": "DoesNotExist", "values": ["b"]}],
+        ],
+        "write values with the former",
+    ),
+    Case(
+        ("spec", "affinity", "pods"),
+        [{"podLabels": {"a.b/c": ""}, "apart": True}],
+        [[{"podLabels": {"-a": ""}}], [{"podLabels": {"a/b/c": ""}}]],
+        "must be a qualified name",
+    ),
+    Case(
         ("spec", "topologySpread"),
         [{"topologyKey": "a"}, {"topologyKey": "b"}],
         [[{"topologyKey": "a"}, {"topologyKey": "a", "maxSkew": 2}]],
@@ -709,6 +741,32 @@ BOUNDS: Final[tuple[tuple[Path, Sequence[Any], Sequence[Any]], ...]] = (
         [[{"key": "a"}] * 17, [{"key": "a", "effect": "NoExecute", "tolerationSeconds": 86_401}], [{"value": "a"}]],
     ),
     (
+        ("spec", "affinity", "nodes"),
+        [
+            [{"key": f"a{n}", "operator": "Exists"} for n in range(8)],
+            [{"key": "a", "operator": "In", "values": ["b"] * 16, "weight": 100}],
+        ],
+        [
+            [{"key": f"a{n}", "operator": "Exists"} for n in range(9)],
+            [{"key": "a", "operator": "In", "values": ["b"] * 17}],
+            [{"key": "a", "operator": "Gt", "values": ["1"]}],
+            [{"key": "a"}],
+            [{"operator": "Exists"}],
+            *([{"key": "a", "operator": "Exists", "weight": each}] for each in (0, 101)),
+        ],
+    ),
+    (
+        ("spec", "affinity", "pods"),
+        [[{"podLabels": {"a": ""}, "weight": 100}] * 8, [{"podLabels": {f"a{n}": "" for n in range(16)}}]],
+        [
+            [{"podLabels": {"a": ""}}] * 9,
+            [{"podLabels": {f"a{n}": "" for n in range(17)}}],
+            [{"podLabels": {}}],
+            [{"apart": True}],
+            [{"podLabels": {"a": ""}, "weight": 0}],
+        ],
+    ),
+    (
         ("spec", "topologySpread"),
         [[{"topologyKey": f"a{n}"} for n in range(4)], [{"topologyKey": "a", "maxSkew": 100}]],
         [[{"topologyKey": f"a{n}"} for n in range(5)], [{"topologyKey": "a", "maxSkew": 101}], [{}]],
@@ -726,7 +784,11 @@ BOUNDS: Final[tuple[tuple[Path, Sequence[Any], Sequence[Any]], ...]] = (
     ((*LISTENER, "routes"), [[{"backend": "app"}] * 64], [[], [{"backend": "app"}] * 65, [{}]]),
     ((*ROUTE, "timeout"), ["2s", "60m"], ["61m"]),
     ((*ROUTE, "retries", "attempts"), [1, 5], [0, 6]),
-    ((*ROUTE, "retries", "on"), [[], ["connection", "gateway-error", "server-error"]], [["5xx"], ["connection"] * 4]),
+    (
+        (*ROUTE, "retries", "after"),
+        [[], ["connection", "gateway-error", "server-error"]],
+        [["5xx"], ["connection"] * 4],
+    ),
     ((*ROUTE, "mirror", "percent"), [1, 100], [0, 101]),
     ((*ROUTE, "rateLimit", "requests"), [1, 1_000_000], [0, 1_000_001]),
     ((*ROUTE, "rateLimit", "burst"), [1, 1_000_000], [0, 1_000_001]),
@@ -807,6 +869,10 @@ TEXT_MEMBERS: Final[tuple[Path, ...]] = (
     ("spec", "nodeSelector", "example.com/pool"),
     ("spec", "tolerations", 0, "key"),
     ("spec", "tolerations", 0, "value"),
+    ("spec", "affinity", "nodes", 0, "key"),
+    ("spec", "affinity", "nodes", 0, "values", 0),
+    ("spec", "affinity", "pods", 0, "podLabels", "app"),
+    ("spec", "affinity", "pods", 0, "topologyKey"),
     ("spec", "topologySpread", 0, "topologyKey"),
     ("spec", "priorityClassName"),
     ("spec", "serviceAccountName"),

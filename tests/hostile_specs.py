@@ -104,6 +104,10 @@ NOT_ALLOWED: Final[Hostile] = {
     "loopback by IPv6": ((*ENDPOINT, "host"), "::1"),
     "a neighbour on the link": ((*ENDPOINT, "host"), "fe80::1"),
     "the API server's network": ((*ENDPOINT, "host"), "10.96.0.1"),
+    "a choice of nodes where the platform has it": (
+        (*_SPEC, "affinity"),
+        {"nodes": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}]},
+    ),
     "a port on every node": ((*_SPEC, "service"), {"type": "NodePort"}),
 }
 """Refused by the policy of ``tests/unit/test_tenant_policy.py``, each with a sentence."""

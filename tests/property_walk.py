@@ -168,6 +168,8 @@ _LISTENER: Final[PropertyPath] = ("listeners", ITEM)
 _ROUTE: Final[PropertyPath] = (*_LISTENER, "routes", ITEM)
 _BACKEND: Final[PropertyPath] = ("backends", ITEM)
 _TOLERATION: Final[PropertyPath] = ("tolerations", ITEM)
+_NODE_AFFINITY: Final[PropertyPath] = ("affinity", "nodes", ITEM)
+_POD_AFFINITY: Final[PropertyPath] = ("affinity", "pods", ITEM)
 _PEER: Final[PropertyPath] = ("networkPolicy", "from", ITEM)
 
 
@@ -234,6 +236,8 @@ TEXTS: Final[Mapping[PropertyPath, tuple[Value, ...]]] = {
     ("networkPolicy", "from", ITEM, "namespace"): ("team-b", "b" * 63),
     (*_TOLERATION, "key"): ("example.com/other", f"{_dns_name(253)}/{'a' * 63}"),
     (*_TOLERATION, "value"): ("other", "a" * 63),
+    (*_NODE_AFFINITY, "key"): ("example.com/other", f"{_dns_name(253)}/{'a' * 63}"),
+    (*_POD_AFFINITY, "topologyKey"): ("example.com/other", f"{_dns_name(253)}/{'a' * 63}"),
     ("topologySpread", ITEM, "topologyKey"): ("kubernetes.io/hostname", f"{_dns_name(253)}/{'a' * 63}"),
     ("priorityClassName",): ("other", _dns_name(253)),
     ("serviceAccountName",): ("other", _dns_name(253)),
@@ -283,7 +287,7 @@ COLLECTIONS: Final[Mapping[PropertyPath, Callable[[int], Value]]] = {
     (*_ROUTE, "match", "headers"): lambda size: [{"name": f"x-a{n}"} for n in range(size)],
     (*_ROUTE, "match", "queryParams"): lambda size: [{"name": f"a{n}"} for n in range(size)],
     (*_ROUTE, "backends"): lambda size: [{"name": name} for name in _names(size)],
-    (*_ROUTE, "retries", "on"): lambda size: ["connection", "gateway-error", "server-error"][:size],
+    (*_ROUTE, "retries", "after"): lambda size: ["connection", "gateway-error", "server-error"][:size],
     **{
         (*_ROUTE, changes, change): lambda size: [{"name": f"x-a{n}", "value": "b"} for n in range(size)]
         for changes in ("requestHeaders", "responseHeaders")
@@ -307,6 +311,10 @@ COLLECTIONS: Final[Mapping[PropertyPath, Callable[[int], Value]]] = {
     ("networkPolicy", "from", ITEM, "podLabels"): _labels,
     ("nodeSelector",): _labels,
     ("tolerations",): lambda size: [{"key": f"example.com/a{n}"} for n in range(size)],
+    ("affinity", "nodes"): lambda size: [{"key": f"example.com/a{n}", "operator": "Exists"} for n in range(size)],
+    (*_NODE_AFFINITY, "values"): lambda size: [f"v{n}" for n in range(size)],
+    ("affinity", "pods"): lambda size: [{"podLabels": {"example.com/a": f"v{n}"}} for n in range(size)],
+    (*_POD_AFFINITY, "podLabels"): _labels,
     ("topologySpread",): lambda size: [{"topologyKey": f"example.com/a{n}"} for n in range(size)],
     ("imagePullSecrets",): lambda size: [{"name": f"key-{n}"} for n in range(size)],
     ("podLabels",): _labels,
@@ -336,6 +344,7 @@ OBJECTS: Final[Mapping[PropertyPath, tuple[Object, ...]]] = {
     (*_BACKEND, "loadBalancing"): ({"policy": "RoundRobin"}, {"policy": "Hash", "cookie": "a"}),
     (*_BACKEND, "healthCheck"): ({}, {"path": "/"}),
     (*_BACKEND, "outlierDetection"): ({}, {"consecutiveErrors": 1}),
+    ("affinity",): ({"pods": [{"podLabels": {"a": "b"}}]}, {"nodes": [{"key": "a", "operator": "Exists"}]}),
     ("disruption",): ({"maxUnavailable": 2}, {}),
     ("autoscaling",): ({"maxReplicas": 2}, {"minReplicas": 2, "maxReplicas": 3}),
     ("networkPolicy",): ({}, {"from": [{"namespace": "team-b"}]}),
@@ -466,6 +475,20 @@ def _with_a_value(_spec: Object, toleration: Object) -> None:
         toleration.pop("tolerationSeconds", None)
 
 
+def _with_values(_spec: Object, affinity: Object) -> None:
+    """In and NotIn compare with values, Exists and DoesNotExist have none."""
+    if affinity["operator"] in ("In", "NotIn"):
+        affinity.setdefault("values", ["eu-1a"])
+    else:
+        affinity.pop("values", None)
+
+
+def _existing(_spec: Object, affinity: Object) -> None:
+    """Without values only whether the label is there can be asked."""
+    if "values" not in affinity:
+        affinity["operator"] = "Exists"
+
+
 def _at_most(_spec: Object, autoscaling: Object) -> None:
     autoscaling["maxReplicas"] = max(autoscaling["maxReplicas"], autoscaling.get("minReplicas", 1))
 
@@ -545,6 +568,8 @@ MOVES: Final[Mapping[PropertyPath, Callable[[Object, Object], None]]] = {
     (*_TOLERATION, "operator"): _with_a_value,
     (*_TOLERATION, "value"): _with_a_value,
     (*_TOLERATION, "effect"): _with_a_value,
+    (*_NODE_AFFINITY, "operator"): _with_values,
+    (*_NODE_AFFINITY, "values"): _existing,
     ("autoscaling", "minReplicas"): _at_most,
     ("autoscaling", "maxReplicas"): _at_least,
     (*_PEER, "cidr"): _one_of_both,

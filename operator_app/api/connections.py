@@ -24,7 +24,8 @@ class ListenerTls(ApiModel):
 
     secret_name: Subdomain
     """Secret of the namespace with the certificate chain under the key tls.crt and its key under tls.key, as
-    cert-manager makes it. New Pods start once it exists; a renewed certificate is served without a restart."""
+    cert-manager makes it. While it is missing or broken, this listener serves nobody; a renewed certificate is served
+    without a restart."""
 
     client_ca_secret_name: Annotated[Subdomain | None, Field(alias="clientCASecretName")] = None
     """Secret of the namespace with the certificates of authorities under the key ca.crt. Clients must then have a
@@ -69,8 +70,8 @@ class BackendTls(ApiModel):
     app.internal.example."""
 
     ca_secret_name: Subdomain | None = None
-    """Secret of the namespace with the certificates of the authorities to trust under the key ca.crt. The Pods start
-    once it exists. Left out: those of the image."""
+    """Secret of the namespace with the certificates of the authorities to trust under the key ca.crt. While it is
+    missing, the backend gets no requests. Left out: those of the image."""
 
 
 class BackendProtocol(StrEnum):

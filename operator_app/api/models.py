@@ -47,6 +47,7 @@ from operator_app.api.fields import (
 )
 from operator_app.api.network import NetworkPolicy
 from operator_app.api.placement import (
+    Affinity,
     Annotations,
     NodeSelector,
     PodLabels,
@@ -207,7 +208,8 @@ class Listener(ApiModel):
 
     trusted_hops: Annotated[Int32, Field(ge=0, le=10)] = 0
     """How many proxies in front add to X-Forwarded-For and are trusted, 0 to 10: with 1 the last address in it is the
-    client's, and X-Forwarded-Proto of the request counts. Left out: 0."""
+    client's, and X-Forwarded-Proto of the request counts. With 0 nobody is trusted: backends get neither
+    X-Forwarded-For nor Forwarded, X-Real-IP, X-Forwarded-Host and X-Forwarded-Port from clients. Left out: 0."""
 
     http10: Annotated[bool, Field(strict=True)] = False
     """Whether HTTP/1.0 is answered, as some probes speak it. Left out: false."""
@@ -587,6 +589,9 @@ class EnvoyProxySpec(ApiModel):
 
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
     """Taints of nodes that don't keep proxies away, at most 16."""
+
+    affinity: Affinity | None = None
+    """Nodes and neighbours that proxies want, beyond nodeSelector. Left out: any."""
 
     topology_spread: Annotated[
         tuple[TopologySpread, ...],

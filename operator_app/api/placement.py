@@ -54,6 +54,9 @@ def text_is_bounded(characters: int) -> Rule:
     )
 
 
+Weight = Annotated[Int32, Field(ge=1, le=100)]
+"""How much something is preferred."""
+
 NodeSelector = Annotated[dict[str, LabelValue], Field(max_length=16), keys_are_qualified()]
 
 PodLabels = Annotated[
@@ -159,6 +162,74 @@ class TopologySpread(ApiModel):
     when_unsatisfiable: WhenUnsatisfiable = WhenUnsatisfiable.SCHEDULE_ANYWAY
     """ScheduleAnyway: a proxy that can't be spread runs all the same; DoNotSchedule: it waits. Left out:
     ScheduleAnyway."""
+
+
+class NodeOperator(StrEnum):
+    """How a label of a node is compared, as in the core API."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares with values."""
+        return self in (NodeOperator.IN, NodeOperator.NOT_IN)
+
+
+class NodeAffinity(ApiModel):
+    """Nodes that proxies run on, or had better run on."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="(self.operator in ['In', 'NotIn']) == has(self.values)",
+            message="In and NotIn compare with values, and Exists and DoesNotExist have none: write values with the "
+            "former, and none with the latter",
+            is_valid=lambda affinity: affinity.operator.compares == bool(affinity.values),
+        ),
+    )
+
+    key: QualifiedName
+    """Label of nodes, for example topology.kubernetes.io/zone."""
+
+    operator: NodeOperator
+    """In, the label has one of the values; NotIn, it has none of them or is missing; Exists, it is there with any
+    value; DoesNotExist, it is not there."""
+
+    values: Annotated[tuple[LabelValue, ...], Field(min_length=1, max_length=16)] = ()
+    """Values of the label, 1 to 16, for example eu-1a and eu-1b."""
+
+    weight: Weight | None = None
+    """How much such a node is preferred to others, 1 to 100, compared with the other weights. Left out: no other node
+    will do, and a proxy without such a node waits."""
+
+
+class PodAffinity(ApiModel):
+    """Pods of the namespace that proxies run close to, or apart from."""
+
+    pod_labels: Annotated[dict[str, LabelValue], Field(min_length=1, max_length=16), keys_are_qualified()]
+    """Labels of the Pods, all of them, for example app: shop."""
+
+    apart: Annotated[bool, Field(strict=True)] = False
+    """Whether proxies keep away from these Pods; else they keep close to them. Left out: false."""
+
+    topology_key: QualifiedName = "kubernetes.io/hostname"
+    """Label of nodes that says what is close: nodes with the same value are. Left out: kubernetes.io/hostname."""
+
+    weight: Weight | None = None
+    """How much it is preferred, 1 to 100, compared with the other weights. Left out: a proxy that can't have it
+    waits."""
+
+
+class Affinity(ApiModel):
+    """Which nodes and which neighbours proxies want. Proxies are kept apart from each other by topologySpread."""
+
+    nodes: Annotated[tuple[NodeAffinity, ...], Field(max_length=8)] = ()
+    """Nodes, by their labels, at most 8 entries. All entries without a weight must hold."""
+
+    pods: Annotated[tuple[PodAffinity, ...], Field(max_length=8)] = ()
+    """Pods of the proxy's namespace, by their labels, at most 8 entries. All entries without a weight must hold."""
 
 
 class SecretReference(ApiModel):

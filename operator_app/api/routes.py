@@ -114,10 +114,10 @@ class Retries(ApiModel):
     attempts: Annotated[Int32, Field(ge=1, le=5)] = 1
     """How often a request is tried again, 1 to 5. Left out: once."""
 
-    on: Annotated[tuple[RetryOn, ...], Field(max_length=3)] = ()
-    """After what: connection, the backend could not be reached or closed the connection without a response;
-    gateway-error, it responded 502, 503 or 504; server-error, it responded any 5xx. A perTryTimeout counts as both
-    errors. Left out: connection and gateway-error."""
+    after: Annotated[tuple[RetryOn, ...], Field(max_length=3)] = ()
+    """After what it is tried again: connection, the backend could not be reached or closed the connection without a
+    response; gateway-error, it responded 502, 503 or 504; server-error, it responded any 5xx. A perTryTimeout counts as
+    both errors. Left out: connection and gateway-error."""
 
     per_try_timeout: LongDuration | None = None
     """How long each try may take: a whole number of ms, s or m up to 60m, for example 2s. Left out: as long as

@@ -4,7 +4,7 @@ Nothing of it is needed after a restart: the ConfigMap has the files, the Pods h
 asked again. What is lost is the text to which a refused configuration is taken back; Envoy goes on serving that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,10 @@ A kubelet that was made to look takes 0.3 s, and one that was not up to 90 s.
 UNREACHABLE_WAITS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds until a Pod that could not be asked is asked again, and the last of them from then on."""
 
+SECRET_WAITS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds between two looks at Pods that can't use a Secret, and the last of them from then on. Envoy itself waits for
+none of them: what needs the Secret serves as soon as the kubelet has brought it."""
+
 STEP_TIMEOUT_S: Final = 10.0
 """After this the next step of a change is taken though not every Pod has the last one: a backend's name that does not
 resolve, or a Pod that can't be asked, holds no edit for ever."""
@@ -29,17 +33,38 @@ resolve, or a Pod that can't be asked, holds no edit for ever."""
 
 @dataclass(slots=True)
 class Asked:
-    """What one Pod has answered last, or why it did not. ``is_fresh``: nothing was written since."""
+    """What one Pod has answered last, and when, or why it did not. ``is_fresh``: nothing was written since.
+
+    ``refused_secrets`` are those, by Envoy's names, whose last change could not be used.
+    """
 
     answer: Answer | None = None
+    answered_at_mono: float = 0.0
     is_fresh: bool = False
+    refused_secrets: set[str] = field(default_factory=set)
     error: str | None = None
     failures: int = 0
     again_at_mono: float = 0.0
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: Answer, *, now_mono: float) -> None:
         """Remember an answer."""
+        for name, use in answer.secrets.items():
+            before = self.answer.secrets.get(name) if self.answer is not None else None
+            if before is not None:
+                refusals, reads = use.refusals - before.refusals, use.reads - before.reads
+                # Of several in between, the last one may have been right: then nothing is told.
+                if 0 < reads <= refusals:
+                    self.refused_secrets.add(name)
+                elif reads:
+                    self.refused_secrets.discard(name)
         self.answer, self.is_fresh, self.error, self.failures, self.again_at_mono = answer, True, None, 0, 0.0
+        self.answered_at_mono = now_mono
+
+    def unusable_secrets(self, names: Iterable[str]) -> list[str]:
+        """Those of these Secrets that this Pod can't use as they are now, by Envoy's names, in order."""
+        if self.answer is None:
+            return []
+        return self.answer.unusable(names) or sorted(self.refused_secrets.intersection(names))
 
     def failed(self, error: str, *, now_mono: float) -> None:
         """Remember that it could not be asked, and when to try again."""
@@ -50,13 +75,17 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Files that an Envoy has refused, by their digest and the proxy's generation, and the texts before them."""
+    """Files that an Envoy has refused, by their digest and the proxy's generation, and the texts before them.
+
+    ``words`` are Envoy's, empty where they could not be read.
+    """
 
     digest: str
     generation: int
     pod: str
     file: str
     texts: Mapping[str, str]
+    words: str
 
 
 @dataclass(slots=True)
@@ -64,8 +93,9 @@ class Memory:
     """What is remembered of one proxy.
 
     ``previous`` are texts that were replaced by ones that not every Pod has loaded yet; ``round_of`` is the digest of
-    the files that are waited for, and ``rounds`` how often their Pods were looked at; ``waiting`` are the versions that
-    a step waits for, and since when. ``written`` has the version of each file that was stored last, and when.
+    the files that are waited for, and ``rounds`` how often their Pods were looked at, and ``secret_rounds`` how often
+    for a Secret; ``waiting`` are the versions that a step waits for, and since when. ``written`` has the version of
+    each file that was stored last, and when.
     """
 
     uid: str
@@ -74,6 +104,7 @@ class Memory:
     refusal: Refusal | None = None
     round_of: str = ""
     rounds: int = 0
+    secret_rounds: int = 0
     waiting: tuple[tuple[tuple[str, str], ...], float] | None = None
     written: dict[str, tuple[str, float]] = field(default_factory=dict)
 
@@ -113,6 +144,18 @@ class Memory:
             version != versions[stat] or now_mono - at_mono >= STEP_TIMEOUT_S
             for stat, (version, at_mono) in zip(versions, times, strict=True)
         )
+
+    def is_secret_due(self, pod: Pod, files: Files, *, now_mono: float) -> bool:
+        """Whether to ask a Pod again that could not use a Secret, the last time that it was asked."""
+        asked = self.asked.get(pod.uid)
+        if asked is None or pod.revision != files.revision or not asked.unusable_secrets(files.secrets):
+            return False
+        return now_mono - asked.answered_at_mono >= self.secret_wait_s
+
+    @property
+    def secret_wait_s(self) -> float:
+        """In how many seconds to look again at Pods that can't use a Secret."""
+        return SECRET_WAITS_S[min(max(self.secret_rounds, 1), len(SECRET_WAITS_S)) - 1]
 
     def begin_round(self, files: Files) -> float:
         """Count one more look at Pods that lack ``files``; returns in how many seconds to look again."""

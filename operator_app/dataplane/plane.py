@@ -5,12 +5,13 @@ the files is *touched*: one annotation, written to the ``status`` subresource, w
 a Pod does. It is written once for each Pod and content, and never where Envoy says that it has loaded the content.
 
 Guarantees
-    - Nothing is written and nobody is asked once every serving Pod has said that it has loaded the files.
+    - Nothing is written and nobody is asked once every serving Pod has said that it has loaded the files, and serves
+      with the Secrets that they name.
     - A Pod that can't be asked is asked ever more rarely, and holds no reconcile for longer than one question.
     - Files that an Envoy refuses are taken back to those before, for all Pods, until the declaration changes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,11 +20,13 @@ import structlog
 
 from operator_app.api.kinds import ANNOTATION_CONFIGURATION, CONFIG_MAP, POD, Key, Kind, Object, key_of
 from operator_app.apply import Result
+from operator_app.dataplane.answers import Answer, refusal_in
 from operator_app.dataplane.asking import Ask, UnreachableError
 from operator_app.dataplane.memory import Asked, Memory, Refusal, refused_file
 from operator_app.dataplane.pods import Pod, pod_of
-from operator_app.desired import controller_uid
+from operator_app.desired import CONTAINER_NAME, controller_uid
 from operator_app.envoy.files import Files, version_of, with_texts
+from operator_app.envoy.secrets import CERTIFICATE_PREFIX
 from operator_app.envoy.transition import next_files
 from operator_app.errors import ConflictError, NotFoundError, OperatorError
 from operator_app.kube.client import Cluster
@@ -46,6 +49,10 @@ _NOT_WRITTEN: Final = Programming(
     is_true=False, reason="ConfigMapNotReady", message="the ConfigMap does not have the declared configuration yet"
 )
 _LOADED: Final = Programming(is_true=True, reason="Loaded", message="every serving proxy has loaded the configuration")
+
+LOG_LINES: Final = 2_000
+MAX_LOG_BYTES: Final = 1024 * 1024
+"""Of a log, once for each refusal: what a proxy under a thousand requests a second writes within a second or two."""
 
 MAX_PODS: Final = 256
 """Pods of one proxy that are looked at: more than the replicas of a proxy twice over, and anybody can label a Pod."""
@@ -79,11 +86,12 @@ class DataPlane:
 
         ``live`` are the known children.
         """
-        memory, pods = self._memory(proxy), self._serving(proxy)
+        memory, serving = self._memory(proxy), self._serving(proxy)
         texts = _own_texts(proxy, live.get(CONFIG_MAP))
         generation, now_mono = proxy["metadata"]["generation"], self._mono()
 
         def step(files: Files) -> Files:
+            pods = [pod for pod in serving if files.are_read_by(pod.revision)]
             if not pods or not texts:
                 memory.previous.clear()
                 memory.refusal = None
@@ -117,16 +125,18 @@ class DataPlane:
         ``config_map`` is what became of the ConfigMap: while it does not hold ``target``, nobody is touched. Pods that
         have answered are asked again after it was written, and with ``is_resync``.
         """
-        memory, pods = self._memory(proxy), self._serving(proxy)
-        memory.keep_only(pods)
-        if not pods:
+        memory, serving = self._memory(proxy), self._serving(proxy)
+        memory.keep_only(serving)
+        if not serving:
             return _NO_POD if self._ask is not None else _NOT_ASKED
+        pods = [pod for pod in serving if files.are_read_by(pod.revision)]
         is_written = config_map.problem is None and config_map.live is not None
         if is_resync or config_map.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
             memory.expire()
         lacking = [pod for pod in pods if not memory.has_loaded(pod, target.versions, target.revision)]
-        if self._ask is not None and lacking:
-            await self._ask_all(proxy, memory, lacking, files, target)
+        due = [pod for pod in pods if memory.is_secret_due(pod, files, now_mono=self._mono())]
+        if self._ask is not None and (lacking or due):
+            await self._ask_all(proxy, memory, dict.fromkeys((*lacking, *due)), files, target)
             lacking = [pod for pod in pods if not memory.has_loaded(pod, target.versions, target.revision)]
         if not is_written:
             return _NOT_WRITTEN if lacking or target.digest != files.digest else _LOADED
@@ -136,7 +146,7 @@ class DataPlane:
             # What the Pod has read may be another content than this, or than the last one of the same digest.
             token += f".{config_map.live['metadata']['resourceVersion']}"
         trouble = await self._touch_all(lacking, token)
-        return self._programming(proxy, memory, pods, lacking, files, target, trouble)
+        return self._programming(proxy, memory, serving, lacking, files, target, trouble)
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a proxy that is gone."""
@@ -155,7 +165,7 @@ class DataPlane:
         serving = (pod for pod in pods if pod.is_serving and pod.key.namespace == namespace)
         return sorted(serving, key=lambda pod: pod.key)[:MAX_PODS]
 
-    async def _ask_all(self, proxy: Object, memory: Memory, pods: Sequence[Pod], files: Files, target: Files) -> None:
+    async def _ask_all(self, proxy: Object, memory: Memory, pods: Iterable[Pod], files: Files, target: Files) -> None:
         async def ask(pod: Pod, asked: Asked) -> None:
             assert self._ask is not None  # noqa: S101 - the caller has looked
             try:
@@ -164,11 +174,15 @@ class DataPlane:
                 asked.failed(str(error), now_mono=self._mono())
                 return
             refused = refused_file(asked.answer, answer, target)
-            asked.answered(answer)
+            asked.answered(answer, now_mono=self._mono())
             if refused is not None and memory.previous and memory.refusal is None:
-                generation = proxy["metadata"]["generation"]
-                memory.refusal = Refusal(files.digest, generation, pod.key.name, refused, dict(memory.previous))
-                log.warning("configuration_refused", proxy=str(key_of(proxy)), pod=pod.key.name, file=refused)
+                generation, texts = proxy["metadata"]["generation"], dict(memory.previous)
+                memory.refusal = Refusal(files.digest, generation, pod.key.name, refused, texts, words="")
+                words = await self._words(pod)
+                memory.refusal = replace(memory.refusal, words=words)
+                log.warning(
+                    "configuration_refused", proxy=str(key_of(proxy)), pod=pod.key.name, file=refused, why=words
+                )
 
         now_mono = self._mono()
         async with anyio.create_task_group() as tasks:
@@ -176,6 +190,17 @@ class DataPlane:
                 asked = memory.asked.setdefault(pod.uid, Asked())
                 if asked.again_at_mono <= now_mono:
                     tasks.start_soon(ask, pod, asked)
+
+    async def _words(self, pod: Pod) -> str:
+        """Why an Envoy has refused a file, in its words; empty where its log can't be read or does not say."""
+        try:
+            text = await self._cluster.log_of(
+                pod.key, container=CONTAINER_NAME, lines=LOG_LINES, most_bytes=MAX_LOG_BYTES
+            )
+        except OperatorError as error:
+            log.warning("log_not_read", pod=str(pod.key), error=str(error))
+            return ""
+        return refusal_in(text)
 
     async def _touch_all(self, pods: Sequence[Pod], token: str) -> str | None:
         """Touch the Pods that do not carry ``token`` yet; returns what kept one from it."""
@@ -213,21 +238,10 @@ class DataPlane:
         if self._ask is None:
             wait_s = None if target.digest == files.digest else memory.begin_round(target)
             return replace(_NOT_ASKED, requeue_after_s=wait_s)
-        refusal = memory.refusal
-        if refusal is not None and refusal.generation == proxy["metadata"]["generation"]:
-            message = (
-                f"Envoy in Pod {refusal.pod} refuses {refusal.file}; what was loaded before goes on serving. Why: "
-                f"kubectl logs -n {proxy['metadata']['namespace']} {refusal.pod}"
-            )
+        if memory.refusal is not None and memory.refusal.generation == proxy["metadata"]["generation"]:
             is_taken_back = target.digest != files.digest and not lacking
             wait_s = None if is_taken_back else 0.0 if target.digest == files.digest else memory.begin_round(target)
-            return Programming(
-                is_true=False,
-                reason="ConfigurationRefused",
-                message=message,
-                requeue_after_s=wait_s,
-                needs_user_action=True,
-            )
+            return _refused(memory.refusal, proxy["metadata"]["namespace"], wait_s)
         if lacking:
             return self._lacking(memory, lacking, target, trouble)
         if target.digest != files.digest:
@@ -239,11 +253,27 @@ class DataPlane:
             )
         memory.previous.clear()
         memory.waiting = None
-        older = [pod for pod in pods if pod.revision != files.revision]
-        if older:
-            message = f"Pod {older[0].key.name} serves with listeners of an older template"
-            return Programming(is_true=False, reason="OlderPodServes", message=message)
-        return _LOADED
+        return self._unusable(memory, pods, files) or _older(pods, files) or _LOADED
+
+    def _unusable(self, memory: Memory, pods: Sequence[Pod], files: Files) -> Programming | None:
+        """The answer while a Pod of the current template can't use a Secret, if one can't."""
+        for pod in pods:
+            asked = memory.asked.get(pod.uid)
+            if asked is None or asked.answer is None or pod.revision != files.revision:
+                continue
+            unusable = asked.unusable_secrets(files.secrets)
+            if unusable:
+                memory.secret_rounds += 1
+                found = "; ".join(_about_secret(asked.answer, name, files.secrets[name]) for name in unusable)
+                message = f"Pod {pod.key.name} {found}. All else serves. Why: kubectl logs -n {pod.key.namespace} "
+                return Programming(
+                    is_true=False,
+                    reason="InvalidCertificateRef",
+                    message=message + pod.key.name,
+                    requeue_after_s=memory.secret_wait_s,
+                )
+        memory.secret_rounds = 0
+        return None
 
     def _lacking(self, memory: Memory, lacking: Sequence[Pod], target: Files, trouble: str | None) -> Programming:
         """The answer while some Pods lack the files, or have not said that they have them."""
@@ -259,6 +289,35 @@ class DataPlane:
         if trouble is not None:
             message += f"; {trouble}; without that it takes up to 90 s"
         return Programming(is_true=False, reason="Loading", message=message, requeue_after_s=wait_s)
+
+
+def _refused(refusal: Refusal, namespace: str, wait_s: float | None) -> Programming:
+    why = refusal.words or f"kubectl logs -n {namespace} {refusal.pod}"
+    message = f"Envoy in Pod {refusal.pod} refuses {refusal.file}; what was loaded before goes on serving. Why: {why}"
+    return Programming(
+        is_true=False,
+        reason="ConfigurationRefused",
+        message=message,
+        requeue_after_s=wait_s,
+        needs_user_action=True,
+    )
+
+
+def _older(pods: Sequence[Pod], files: Files) -> Programming | None:
+    """The answer while a Pod of another template serves, if one does."""
+    older = [pod for pod in pods if pod.revision != files.revision]
+    if not older:
+        return None
+    message = f"Pod {older[0].key.name} serves with what it was rolled out with"
+    return Programming(is_true=False, reason="OlderPodServes", message=message)
+
+
+def _about_secret(answer: Answer, name: str, secret: str) -> str:
+    """What an Envoy can't use of a Secret, and what that means."""
+    keys = "tls.crt and tls.key that fit" if name.startswith(CERTIFICATE_PREFIX) else "ca.crt"
+    is_in_use = name not in answer.unusable((name,))
+    left = "goes on with what was there before" if is_in_use else "serves nobody"
+    return f"finds no {keys} in Secret {secret}, and what needs it {left}"
 
 
 def _own_texts(proxy: Object, config_map: Object | None) -> dict[str, str]:

@@ -1,19 +1,13 @@
 """Envoy's clusters: one for each backend of a spec. Pure."""
 
-from hashlib import sha256
 from ipaddress import ip_address
 from typing import Final
 
 from operator_app.api.connections import BackendProtocol, BackendTls, BalancingPolicy, OutlierDetection
 from operator_app.api.fields import duration_s
 from operator_app.api.models import Backend, Endpoint
+from operator_app.envoy import secrets
 from operator_app.envoy.messages import BUFFER_BYTES, Message, address, extension, typed
-
-CA_DIRECTORY: Final = "/etc/envoy-ca"
-"""Below it, every Secret with authorities of backends has a directory of its own."""
-
-CA_KEY: Final = "ca.crt"
-"""The key of such a Secret."""
 
 SYSTEM_CA_FILE: Final = "/etc/ssl/certs/ca-certificates.crt"
 """The authorities that the image trusts."""
@@ -22,6 +16,9 @@ SYSTEM_CA_FILE: Final = "/etc/ssl/certs/ca-certificates.crt"
 RETRY_BUDGET_PERCENT: Final = 20
 """Retries of a backend at the same time, in percent of its active requests; ten are always allowed. Bounds what retries
 add to the load of a backend that fails because of it."""
+
+
+_EJECTION_CHECK_S: Final = 10.0
 
 
 def cluster_name(backend: str) -> str:
@@ -147,6 +144,10 @@ def _outliers(declared: OutlierDetection | None) -> Message:
             "consecutive_5xx": declared.consecutive_errors,
             "base_ejection_time": f"{duration_s(declared.ejection_time):g}s",
             "max_ejection_percent": declared.max_ejected_percent,
+            # How often Envoy looks whose time is over; its default would make ten seconds of any shorter time.
+            "interval": f"{min(duration_s(declared.ejection_time), _EJECTION_CHECK_S):g}s",
+            # Else the next health check that succeeds would let in again who fails requests.
+            "successful_active_health_check_uneject_host": False,
             # Else one endpoint is left out whatever the percentage, even if it is the only one.
             "always_eject_one_host": False,
             "enforcing_success_rate": 0,
@@ -154,25 +155,21 @@ def _outliers(declared: OutlierDetection | None) -> Message:
     }
 
 
-def ca_directory(secret: str) -> str:
-    """Where the Secret called ``secret`` is mounted."""
-    return f"{CA_DIRECTORY}/{sha256(secret.encode()).hexdigest()[:12]}"
-
-
 def _tls(declared: BackendTls, *, is_http2: bool) -> Message:
     """The socket that speaks TLS, and goes on only with a certificate that has the declared name."""
-    if declared.ca_secret_name is None:
-        trusted: Message = {"filename": SYSTEM_CA_FILE}
-    else:
-        directory = ca_directory(declared.ca_secret_name)
-        trusted = {"filename": f"{directory}/{CA_KEY}", "watched_directory": {"path": directory}}
     context: Message = {
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2", "tls_maximum_protocol_version": "TLSv1_3"},
-        "validation_context": {
-            "trusted_ca": trusted,
-            "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": declared.server_name}}],
-        },
     }
+    verified: Message = {
+        "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": declared.server_name}}]
+    }
+    if declared.ca_secret_name is None:
+        context["validation_context"] = verified | {"trusted_ca": {"filename": SYSTEM_CA_FILE}}
+    else:
+        context["combined_validation_context"] = {
+            "default_validation_context": verified,
+            "validation_context_sds_secret_config": secrets.authorities(declared.ca_secret_name),
+        }
     if is_http2:
         context["alpn_protocols"] = ["h2"]
     return extension(

@@ -56,6 +56,8 @@ _METRICS: Final = "internal/metrics"
 _QUESTION: Final = (
     r"^(cluster_manager\.cds|listener_manager\.lds|http\.listener/.*\.rds\.listener/.*)"
     r"\.(version_text|update_rejected|update_failure)$|\.(warming_clusters|total_listeners_warming)$"
+    r"|^sds\.(certificate|authorities)/.*\.(update_success|key_rotation_failed)$"
+    r"|\.ssl\.certificate\.(certificate|authorities)/.*\.expiration_unix_time_seconds$"
 )
 _LOADED_STATS: Final = "/stats?filter=" + "".join(
     character if character.isalnum() else f"%{ord(character):02X}" for character in _QUESTION

@@ -20,19 +20,14 @@ def listener_name(declared: Listener) -> str:
     return f"listener/{declared.name}"
 
 
-def routes_file(declared: Listener) -> str:
-    """The name of the file with the routes of a ``declared`` HTTP listener."""
-    return f"rds-{declared.name}.json"
-
-
-def listener(declared: Listener, *, is_dual_stack: bool = False) -> Message:
+def listener(declared: Listener, routes_file: str, *, is_dual_stack: bool = False) -> Message:
     """The Envoy listener for a ``declared`` listener of the spec, bound to its container port on every address.
 
     It depends on no route: an HTTP listener reads its routes from ``routes_file``, a TCP listener has a cluster of its
     own. Envoy replaces a listener that has changed, and with it the connections, but not one whose routes have.
     """
     name = listener_name(declared)
-    serve = _http_filter(name, declared) if declared.protocol is Protocol.HTTP else _tcp_filter(name)
+    serve = _http_filter(name, declared, routes_file) if declared.protocol is Protocol.HTTP else _tcp_filter(name)
     filters = [serve]
     if declared.limits and declared.limits.max_connections:
         limit = extension(
@@ -79,7 +74,7 @@ def _tcp_filter(name: str) -> Message:
     )
 
 
-def _http_filter(name: str, declared: Listener) -> Message:
+def _http_filter(name: str, declared: Listener, routes_file: str) -> Message:
     limits = declared.limits or ListenerLimits()
     old: Message = {"accept_http_10": True, "default_host_for_http_10": "http10.invalid"} if declared.http10 else {}
     return http_connection_manager(
@@ -87,7 +82,7 @@ def _http_filter(name: str, declared: Listener) -> Message:
         # The TCP peer is taken for the client, or the one that so many trusted proxies in front say; nothing else of
         # a request's X-Forwarded-For is trusted.
         use_remote_address=True,
-        **({"xff_num_trusted_hops": declared.trusted_hops} if declared.trusted_hops else {}),
+        **({"xff_num_trusted_hops": declared.trusted_hops} if declared.trusted_hops else _without_claims()),
         **({"http_protocol_options": old} if old else {}),
         max_request_headers_kb=limits.max_header_kilobytes,
         normalize_path=True,
@@ -111,10 +106,24 @@ def _http_filter(name: str, declared: Listener) -> Message:
         # The only bound on the time of a request that declares none: five minutes without a byte in either direction.
         stream_idle_timeout="300s",
         upgrade_configs=[{"upgrade_type": "websocket"}],
-        rds={"route_config_name": name, "config_source": mounted_file(routes_file(declared))},
+        rds={"route_config_name": name, "config_source": mounted_file(routes_file)},
         http_filters=routes.filters(),
         access_log=[_access_log(_REQUEST_FIELDS)],
     )
+
+
+_CLAIMS: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-real-ip")
+"""Headers by which proxies tell who the client is and what it asked for. X-Forwarded-Proto is always Envoy's own."""
+
+
+def _without_claims() -> Message:
+    """Where nobody in front is trusted, such headers are the client's claims: backends must not see them."""
+    mutation = extension(
+        "envoy.http.early_header_mutation.header_mutation",
+        "http.early_header_mutation.header_mutation.v3.HeaderMutation",
+        mutations=[{"remove": name} for name in _CLAIMS],
+    )
+    return {"early_header_mutation_extensions": [mutation]}
 
 
 def virtual_hosts_bytes(declared: Listener) -> int:

@@ -24,8 +24,10 @@ def pipe(path: str) -> Message:
     return {"pipe": {"path": path}}
 
 
-def mounted_file(name: str) -> Message:
+def mounted_file(name: str, *, watched: str = CONFIG_DIRECTORY) -> Message:
     """The source of resources that Envoy reads from a key of the mounted ConfigMap, again after each change.
+
+    ``watched`` is the mount whose changes count, by default the ConfigMap's.
 
     A kubelet replaces all files of a mount at once, by renaming a link called ``..data``, and only afterwards makes the
     visible names of new keys. So the path leads through that link, and what is watched is the directory that has it.
@@ -33,7 +35,7 @@ def mounted_file(name: str) -> Message:
     return {
         "path_config_source": {
             "path": f"{CONFIG_DIRECTORY}/..data/{name}",
-            "watched_directory": {"path": CONFIG_DIRECTORY},
+            "watched_directory": {"path": watched},
         },
         "resource_api_version": "V3",
     }

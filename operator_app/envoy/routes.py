@@ -264,7 +264,7 @@ def _retry_policy(retries: Retries | None, *, is_repeatable: bool = True) -> Mes
     """The policy of a route; ``None`` where that of the virtual host applies."""
     if retries is None:
         return None
-    conditions = retries.on or (RetryOn.CONNECTION, RetryOn.GATEWAY_ERROR)
+    conditions = retries.after or (RetryOn.CONNECTION, RetryOn.GATEWAY_ERROR)
     declared = ",".join(_RETRY_ON[each] for each in RetryOn if each in conditions)
     policy: Message = {"retry_on": declared if is_repeatable else _UNSENT, "num_retries": retries.attempts}
     if retries.per_try_timeout:
@@ -338,19 +338,25 @@ def _cors(cors: Cors) -> Message:
 
 def _access(access: Access) -> Message:
     """Allows the requests of clients that are allowed and not denied."""
-    allowed: Message = {"or_ids": {"ids": [_client(each) for each in access.allow]}} if access.allow else {"any": True}
+    allowed = _clients(access.allow) if access.allow else {"any": True}
     principal = allowed
     if access.deny:
-        denied = {"not_id": {"or_ids": {"ids": [_client(each) for each in access.deny]}}}
+        denied = {"not_id": _clients(access.deny)}
         principal = {"and_ids": {"ids": [allowed, denied]}}
     policy = {"permissions": [{"any": True}], "principals": [principal]}
     rules = {"action": "ALLOW", "policies": {"clients": policy}}
     return typed("filters.http.rbac.v3.RBACPerRoute", rbac={"rules": rules})
 
 
-def _client(cidr: str) -> Message:
-    network = ip_network(cidr)
-    return {"remote_ip": {"address_prefix": str(network.network_address), "prefix_len": network.prefixlen}}
+def _clients(cidrs: tuple[str, ...]) -> Message:
+    """Clients of these ranges. A proxy in front may write an IPv4 address as an IPv6 one, which Envoy tells apart."""
+    ranges: list[Message] = []
+    for network in map(ip_network, cidrs):
+        ranges.append({"address_prefix": str(network.network_address), "prefix_len": network.prefixlen})
+        if network.version == 4:
+            mapped = {"address_prefix": f"::ffff:{network.network_address}", "prefix_len": 96 + network.prefixlen}
+            ranges.append(mapped)
+    return {"or_ids": {"ids": [{"remote_ip": each} for each in ranges]}}
 
 
 def _rate_limit(limit: RateLimit) -> Message:

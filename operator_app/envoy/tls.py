@@ -1,26 +1,12 @@
-"""TLS to clients: the socket of a listener, and the files that tell Envoy where certificates are. Pure.
-
-The operator never reads a Secret. A kubelet mounts it, and Envoy reads its certificate from there, again whenever the
-kubelet replaces the mounted files; a certificate that can't be used leaves the one before it in place. What Envoy reads
-of the ConfigMap is one small file for each Secret, which says nothing but where that is mounted: Envoy follows only
-certificates that are delivered so (secret discovery).
-"""
+"""TLS to clients: the socket of a listener, and the Secrets that listeners and backends name. Pure."""
 
 from collections.abc import Iterable
-from hashlib import sha256
 from typing import Final
 
 from operator_app.api.connections import ListenerTls
-from operator_app.api.models import Listener, Protocol
-from operator_app.envoy.clusters import CA_KEY, ca_directory
-from operator_app.envoy.messages import Message, extension, mounted_file
-
-TLS_DIRECTORY: Final = "/etc/envoy-tls"
-"""Below it, every Secret with a certificate has a directory of its own."""
-
-CERTIFICATE_KEY: Final = "tls.crt"
-PRIVATE_KEY_KEY: Final = "tls.key"
-"""The keys of such a Secret, those of the type kubernetes.io/tls."""
+from operator_app.api.models import Backend, Listener, Protocol
+from operator_app.envoy import secrets
+from operator_app.envoy.messages import Message, extension
 
 _CIPHERS: Final = (
     "ECDHE-ECDSA-AES128-GCM-SHA256",
@@ -32,13 +18,6 @@ _CIPHERS: Final = (
 )
 """Mozilla's intermediate profile, version 5.7, without the DHE ciphers, which Envoy's library does not have. TLS 1.3
 chooses its own."""
-
-_SECRET: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"  # noqa: S105
-
-
-def tls_directory(secret: str) -> str:
-    """Where the Secret called ``secret`` is mounted for its certificate."""
-    return f"{TLS_DIRECTORY}/{_digest(secret)}"
 
 
 def certificate_secrets(listeners: Iterable[Listener]) -> list[str]:
@@ -52,25 +31,10 @@ def client_ca_secrets(listeners: Iterable[Listener]) -> list[str]:
     return sorted({each for each in found if each is not None})
 
 
-def secret_files(listeners: tuple[Listener, ...]) -> dict[str, Message]:
-    """The files that say where certificates and authorities are mounted, by name."""
-    files: dict[str, Message] = {}
-    for secret in certificate_secrets(listeners):
-        directory = tls_directory(secret)
-        content = {
-            "certificate_chain": {"filename": f"{directory}/{CERTIFICATE_KEY}"},
-            "private_key": {"filename": f"{directory}/{PRIVATE_KEY_KEY}"},
-            "watched_directory": {"path": directory},
-        }
-        files[_certificate_file(secret)] = _file(_certificate(secret), "tls_certificate", content)
-    for secret in client_ca_secrets(listeners):
-        directory = ca_directory(secret)
-        content = {
-            "trusted_ca": {"filename": f"{directory}/{CA_KEY}"},
-            "watched_directory": {"path": directory},
-        }
-        files[_authorities_file(secret)] = _file(_authorities(secret), "validation_context", content)
-    return files
+def backend_ca_secrets(backends: Iterable[Backend]) -> list[str]:
+    """The names of the Secrets with the authorities of backends, each once."""
+    found = (each.tls.ca_secret_name for each in backends if each.tls)
+    return sorted({each for each in found if each is not None})
 
 
 def transport_socket(declared: ListenerTls, protocol: Protocol) -> Message:
@@ -81,45 +45,12 @@ def transport_socket(declared: ListenerTls, protocol: Protocol) -> Message:
             "tls_maximum_protocol_version": "TLSv1_3",
             "cipher_suites": list(_CIPHERS),
         },
-        "tls_certificate_sds_secret_configs": [
-            _reference(_certificate(declared.secret_name), _certificate_file(declared.secret_name))
-        ],
+        "tls_certificate_sds_secret_configs": [secrets.certificate(declared.secret_name)],
     }
     if protocol is Protocol.HTTP:
         context["alpn_protocols"] = ["h2", "http/1.1"]
     fields: Message = {"common_tls_context": context}
-    authorities = declared.client_ca_secret_name
-    if authorities is not None:
-        reference = _reference(_authorities(authorities), _authorities_file(authorities))
-        context["validation_context_sds_secret_config"] = reference
+    if declared.client_ca_secret_name is not None:
+        context["validation_context_sds_secret_config"] = secrets.authorities(declared.client_ca_secret_name)
         fields["require_client_certificate"] = True
     return extension("envoy.transport_sockets.tls", "transport_sockets.tls.v3.DownstreamTlsContext", **fields)
-
-
-def _reference(name: str, file: str) -> Message:
-    return {"name": name, "sds_config": mounted_file(file)}
-
-
-def _file(name: str, kind: str, content: Message) -> Message:
-    # The version moves with the name of the Secret alone: what is in it, Envoy reads from the mount.
-    return {"resources": [{"@type": _SECRET, "name": name, kind: content}], "version_info": "1"}
-
-
-def _certificate(secret: str) -> str:
-    return f"certificate/{secret}"
-
-
-def _authorities(secret: str) -> str:
-    return f"authorities/{secret}"
-
-
-def _certificate_file(secret: str) -> str:
-    return f"sds-tls-{_digest(secret)}.json"
-
-
-def _authorities_file(secret: str) -> str:
-    return f"sds-ca-{_digest(secret)}.json"
-
-
-def _digest(secret: str) -> str:
-    return sha256(secret.encode()).hexdigest()[:12]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from operator_app.envoy import internal
-from operator_app.envoy.files import CLUSTERS_FILE, MAX_BYTES, Files, clusters_of, version_of, with_clusters, with_texts
+from operator_app.envoy.files import MAX_BYTES, Files, clusters_of, version_of, with_clusters, with_texts
 
 _CLUSTERS: Final = internal.CLUSTERS_STAT
 _LISTENERS: Final = internal.LISTENERS_STAT
@@ -32,8 +32,8 @@ def next_files(files: Files, live: Mapping[str, str], have_loaded: HaveLoaded) -
     ``live`` are the texts in the ConfigMap, without those that another writer has changed. Files of old and new
     clusters that do not fit into a ConfigMap together are not waited for.
     """
-    old = clusters_of(live.get(CLUSTERS_FILE, ""))
-    new = clusters_of(files.texts[CLUSTERS_FILE])
+    old = clusters_of(live.get(files.clusters_file, ""))
+    new = clusters_of(files.texts[files.clusters_file])
     if old is None or new is None:
         return files
     both = with_clusters(files, {**old, **new}) if old.keys() - new.keys() else files
@@ -48,7 +48,7 @@ def next_files(files: Files, live: Mapping[str, str], have_loaded: HaveLoaded) -
     if not new.keys() <= old.keys():
         return before
     if before.versions != both.versions:
-        is_known = have_loaded({_CLUSTERS: version_of(live[CLUSTERS_FILE])})
+        is_known = have_loaded({_CLUSTERS: version_of(live[files.clusters_file])})
         return both if is_known else before
     if both is files:
         return files

@@ -34,7 +34,7 @@ from lightkube.generic_resource import (
 )
 from lightkube.types import PatchType
 
-from operator_app.api.kinds import FIELD_MANAGER, LEASE, Key, Kind, Object, key_of
+from operator_app.api.kinds import FIELD_MANAGER, LEASE, POD, Key, Kind, Object, key_of
 from operator_app.errors import NotFoundError, OperatorError, TransientError, UndecodableError
 from operator_app.kube.fencing import check_before_sending
 from operator_app.kube.kubeconfig import endpoint
@@ -57,7 +57,7 @@ PAGES_AT_ONCE: Final = 4
 """Pages of all lists that exist at the same time."""
 
 Verb = Literal["get", "list", "watch", "apply", "create", "update", "patch", "delete"]
-Subresource = Literal["status"]
+Subresource = Literal["status", "log"]
 
 _NOT_RAW_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _READS: Final = frozenset({"get", "list", "watch"})
@@ -182,6 +182,16 @@ class Cluster:
                 raise
             return None
         return object_in(response.content, kind, key)
+
+    async def log_of(self, pod: Key, *, container: str, lines: int, most_bytes: int) -> str:
+        """The last ``lines`` that a container of ``pod`` has written, of these the first ``most_bytes``."""
+        _check(POD, pod)
+        params = {"container": container, "tailLines": str(lines), "limitBytes": str(most_bytes)}
+        prepared = self._requests.prepare_request(
+            "get", _resource(POD, "log"), name=pod.name, namespace=pod.namespace, params=params
+        )
+        response = await self._response(Request("get", POD, pod, "log"), prepared)
+        return response.content.decode(errors="replace")
 
     async def list(
         self,

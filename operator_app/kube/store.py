@@ -95,9 +95,11 @@ def _decompressed(compressed: bytes, dictionary: bytes) -> bytes:
     return decompressor.decompress(compressed) + decompressor.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """One object: its resourceVersion, the value it is indexed by, and its compressed JSON."""
+class _Stored(msgspec.Struct, frozen=True, gc=False):
+    """One object: its resourceVersion, the values it is indexed by, and its compressed JSON.
+
+    It is in no cycle, so the garbage collector need not look at it.
+    """
 
     version: int
     index_value: Hashable | None

@@ -23,6 +23,7 @@ import msgspec
 
 from operator_app.errors import ConfigurationError
 from operator_app.kube.kubeconfig import Endpoint, ExecPlugin, is_token
+from operator_app.kube.sockets import QuickBackend
 
 TOKEN_MAX_AGE_S: Final = 60.0
 """A token file is read again after this; the kubelet renews a token at 80 % of its lifetime of ten minutes or more.
@@ -246,7 +247,7 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
 
 def transport(endpoint: Endpoint, tls: ssl.SSLContext, *, max_connections: int | None) -> httpx2.AsyncBaseTransport:
     """One pool of connections to the endpoint, by way of its proxy; ``max_connections`` of None sets no limit."""
-    pool: httpx2.AsyncBaseTransport = httpx2.AsyncHTTPTransport(
+    connections = httpx2.AsyncHTTPTransport(
         verify=tls,
         trust_env=False,
         proxy=endpoint.proxy,
@@ -257,6 +258,8 @@ def transport(endpoint: Endpoint, tls: ssl.SSLContext, *, max_connections: int |
             keepalive_expiry=KEEPALIVE_EXPIRY_S,
         ),
     )
+    connections._pool._network_backend = QuickBackend()  # noqa: SLF001 - the transport has no parameter for it
+    pool: httpx2.AsyncBaseTransport = connections
     if endpoint.tls_server_name is not None:
         pool = NamedServerTransport(pool, endpoint.tls_server_name)
     found = credentials(endpoint)

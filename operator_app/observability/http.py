@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client.exposition import make_wsgi_app
@@ -26,6 +26,10 @@ IDLE_TIMEOUT_S: Final = 10.0
 
 MAX_CONNECTIONS: Final = 64
 """Connections that are open at the same time; one more closes the one that is open for longest."""
+
+
+MAX_REQUEST_BYTES: Final = 16_384
+"""A request is read up to here; what comes behind is not. Probes and scrapers send less than one kilobyte."""
 
 
 class Health:
@@ -87,10 +91,45 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().server_bind()
 
 
+class _BoundedReader:
+    """A request as it arrives, with an end after ``MAX_REQUEST_BYTES``.
+
+    Without that, the standard library keeps up to 100 header lines of 65,536 bytes for each connection.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._left_bytes = MAX_REQUEST_BYTES
+
+    def readline(self, limit: int = -1) -> bytes:
+        """The next line; empty at the end."""
+        return self._counted(self._stream.readline(self._bounded(limit)))
+
+    def read(self, limit: int = -1) -> bytes:
+        """The next bytes; empty at the end."""
+        return self._counted(self._stream.read(self._bounded(limit)))
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+    def _bounded(self, limit: int) -> int:
+        return self._left_bytes if limit < 0 else min(limit, self._left_bytes)
+
+    def _counted(self, found: bytes) -> bytes:
+        self._left_bytes -= len(found)
+        return found
+
+
 class _QuietHandler(WSGIRequestHandler):
     """Logs no requests: probes come every few seconds."""
 
     timeout = IDLE_TIMEOUT_S
+
+    def setup(self) -> None:
+        """Bound what is read."""
+        super().setup()
+        self.rfile: Any = _BoundedReader(self.rfile)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
         """Log nothing."""

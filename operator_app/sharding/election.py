@@ -505,10 +505,10 @@ class ElectionState:
                 self._begin_token(shard, epoch, until)
 
     def _begin_token(self, shard: int, epoch: int, until: float) -> None:
-        del self._acquired[shard]
         if self._is_another_division_in_use():
             self._give_back(shard)
             return
+        del self._acquired[shard]
         self._tokens[shard] = FencingToken(shard, epoch, until=until, clock=self._clock)
         self._on_change(shard, ShardTransition.TAKEN, epoch)
 

@@ -1,9 +1,10 @@
 """What the operator may do, and what it was seen doing: rules of its roles against the API server's audit log.
 
 Pure. A right is one verb on one resource in one scope. The log says of each request whether the authorizer allowed it.
-Two rights are used without a request of their own: ``create`` by an apply that finds no object, and ``update`` of an
-owner's ``finalizers`` by an owner reference that blocks the owner's deletion (admission plugin
-OwnerReferencesPermissionEnforcement).
+Three rights are used without a request of their own, because the server asks for them while it carries out another:
+``create`` by an apply that finds no object; and, where the admission plugin OwnerReferencesPermissionEnforcement is on,
+``update`` of an owner's ``finalizers`` by a new owner reference that blocks the owner's deletion, and ``delete`` of an
+object whose owner references are changed, as those of a child are that is to outlive its proxy.
 """
 
 from collections.abc import Iterable, Iterator
@@ -49,14 +50,8 @@ def granted(manifests: Iterable[Object], name: str) -> set[Right]:
 
 def used(entries: Iterable[AuditEntry], rights: set[Right]) -> set[Right]:
     """Those of ``rights`` without which one of the requests would have been refused."""
-    return {
-        right
-        for each in entries
-        if each.decision == "allow"
-        for needed in _needed(each)
-        for right in (needed, Right("", needed.group, needed.resource, needed.verb))
-        if right in rights
-    }
+    needed = {right for each in entries if each.decision == "allow" for right in _needed(each)}
+    return rights & (needed | {Right("", each.group, each.resource, each.verb) for each in needed})
 
 
 def denied(entries: Iterable[AuditEntry]) -> list[str]:
@@ -73,8 +68,14 @@ def denied(entries: Iterable[AuditEntry]) -> list[str]:
 def _needed(entry: AuditEntry) -> Iterator[Right]:
     resource = f"{entry.resource}/{entry.subresource}" if entry.subresource else entry.resource
     yield Right(entry.namespace, entry.group, resource, entry.verb)
-    if entry.verb == "patch" and entry.code == httpx2.codes.CREATED:
+    if entry.verb != "patch" or not isinstance(entry.request, dict):
+        return
+    owners = (entry.request.get("metadata") or {}).get("ownerReferences")
+    if entry.code == httpx2.codes.CREATED:
         yield Right(entry.namespace, entry.group, resource, "create")
-        owners = (entry.request or {}).get("metadata", {}).get("ownerReferences", ())
-        if any(owner.get("blockOwnerDeletion") for owner in owners):
+        if any(owner.get("blockOwnerDeletion") for owner in owners or ()):
             yield Right(entry.namespace, ENVOY_PROXY.group, f"{ENVOY_PROXY.plural}/finalizers", "update")
+    # An apply, which names its kind, declares owners that may be there; a merge patch names what it changes.
+    is_merge = "kind" not in entry.request
+    if entry.code == httpx2.codes.OK and is_merge and "ownerReferences" in (entry.request.get("metadata") or {}):
+        yield Right(entry.namespace, entry.group, resource, "delete")

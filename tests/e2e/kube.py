@@ -30,6 +30,8 @@ CUSTOM_RESOURCE_DEFINITION: Final = Kind(
 
 PatchType = Literal["merge", "json", "strategic-merge"]
 POLL_INTERVAL_S: Final = 0.05
+PATIENCE_S: Final = 60.0
+"""How long a test waits for what has to happen. It says nothing about how long that takes: the machine may be busy."""
 REQUEST_TIMEOUT_S: Final = 30.0
 
 T = TypeVar("T")
@@ -58,7 +60,7 @@ def kubeconfig_context(kubeconfig: Path) -> SingleConfig:
     return context
 
 
-def wait_until(probe: Callable[[], T | None], timeout_s: float = 10.0, what: str = "the condition") -> T:
+def wait_until(probe: Callable[[], T | None], timeout_s: float = PATIENCE_S, what: str = "the condition") -> T:
     """Call ``probe`` every ``POLL_INTERVAL_S`` until it returns something truthy, and return that.
 
     Raises ``TimeoutError`` that shows the last answer, once ``timeout_s`` seconds have passed.
@@ -180,7 +182,7 @@ class Kube:
         self.request("DELETE", path_of(kind, key), body=options)
 
     def wait_until(
-        self, kind: Kind, key: Key, predicate: Callable[[Object], object], timeout_s: float = 10.0
+        self, kind: Kind, key: Key, predicate: Callable[[Object], object], timeout_s: float = PATIENCE_S
     ) -> Object:
         """Wait until the object exists and satisfies ``predicate``; raises ``TimeoutError`` that shows the object."""
         last: Object | None = None
@@ -196,7 +198,7 @@ class Kube:
             msg = f"{kind} {key} is not as expected after {timeout_s} s: {last}"
             raise TimeoutError(msg) from None
 
-    def wait_gone(self, kind: Kind, key: Key, *, uid: str | None = None, timeout_s: float = 10.0) -> None:
+    def wait_gone(self, kind: Kind, key: Key, *, uid: str | None = None, timeout_s: float = PATIENCE_S) -> None:
         """Wait until no such object exists, or only one with another UID."""
 
         def is_gone() -> bool:

@@ -5,6 +5,7 @@ from the API server.
 """
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -18,13 +19,14 @@ from typing import Final
 
 from operator_app.api.kinds import Object
 from tests.e2e import leash
+from tests.e2e.module_process import ModuleProcess
 from tests.e2e.node import Node
 from tests.paths import ROOT
 
 SERVICE_ACCOUNT: Final = "operator-app"
 OPERATOR_NAMESPACE: Final = "edge-system"
-START_TIMEOUT_S: Final = 20.0
-STOP_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 60.0
 
 OPERATOR: Final = ("tests.e2e.leashed_operator", "run")
 """The operator's own command line; it ends with the tests, however they end."""
@@ -57,7 +59,7 @@ class OperatorProcess:
         self._kubeconfig = kubeconfig if node is None else node.kubeconfig_inside(kubeconfig)
         self._node = node
         self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ModuleProcess | None = None
         self._log_from = 0
         self._port: int | None = None
 
@@ -74,12 +76,19 @@ class OperatorProcess:
         identity = (f"--kubeconfig={self._kubeconfig}", f"--replica-name={self.replica}", "--http-port=0")
         # Elsewhere no address of a Pod leads anywhere.
         asking = "--ask-pods=false" if self._node is None else "--ask-pods=true"
-        command = [sys.executable, "-m", *module, *identity, *QUICK, asking, *flags]
-        if self._node is not None:
-            command = ["nsenter", f"--net={self._node.network}", "--", *command]
+        name = module[0]
+        arguments = (*module[1:], *identity, *QUICK, asking, *flags)
+        if self._node is None:
+            self._process = ModuleProcess(name, arguments, self._log, os.environ)
+        else:
+            self._process = self._inside(self._node, [sys.executable, "-m", name, *arguments])
+        if wait:
+            self.wait_for("synced")
+
+    def _inside(self, node: Node, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
+            return subprocess.Popen(
+                ["nsenter", f"--net={node.network}", "--", *command],
                 cwd=ROOT,
                 env=leash.environment(),
                 stdin=subprocess.DEVNULL,
@@ -87,8 +96,6 @@ class OperatorProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        if wait:
-            self.wait_for("synced")
 
     def _free_name(self) -> str:
         """The name used before, or else the first that no running process has."""
@@ -99,6 +106,12 @@ class OperatorProcess:
     def is_running(self) -> bool:
         """Whether the process has not ended yet."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the latest run."""
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """End it the way a kubelet does and wait. Raises ``AssertionError`` when its exit code is not 0."""

@@ -32,7 +32,7 @@ from tests.e2e.kube import Kube, KubeError, NotThere, path_of, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
 
 OPERATOR_USER = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
-CONVERGE_TIMEOUT_S = 30.0
+CONVERGE_TIMEOUT_S = 90.0
 SETTLED_S = 2.0
 """Longer than it takes counters to settle (1 s in tests)."""
 

@@ -24,6 +24,7 @@ _FIELDS: Final = ("tests/unit/ssa/test_fields.py",)
 _RECONCILE: Final = ("tests/unit/test_reconcile.py",)
 _REGISTRATION: Final = ("tests/unit/registration/test_registrar.py", "tests/unit/registration/test_audit.py")
 _SHARDING: Final = ("tests/unit/sharding/test_elector.py",)
+_UNBLOCK: Final = ("tests/unit/ssa/test_unblock.py",)
 _WIRING: Final = ("tests/unit/test_wiring.py",)
 _WORKERS: Final = ("tests/unit/controller/test_workers.py",)
 
@@ -41,6 +42,22 @@ NAMED: Final[tuple[Named, ...]] = (
         'pinned = patch | {"metadata": patch.get("metadata", {}) | pinned_version(live)}',
         "pinned = patch",
         _APPLY,
+    ),
+    Named(
+        "a repair that deletes what others declared around ours",
+        "operator_app/ssa/unblock.py",
+        "    after = copy.deepcopy(before)\n",
+        "    after = copy.deepcopy(before)\n"
+        '    for name in (after["spec"] or {}).keys() - desired["spec"].keys():\n'
+        '        del after["spec"][name]\n',
+        _UNBLOCK,
+    ),
+    Named(
+        "a refusal of anything that removes what excludes ours",
+        "operator_app/ssa/unblock.py",
+        '    return any(field == place or field.startswith((f"{place}.", f"{place}[")) for field in fields)\n',
+        "    return bool(place)\n",
+        _UNBLOCK,
     ),
     Named(
         "a create that takes our object for as declared",

@@ -152,14 +152,15 @@ def _statement_changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
             yield "is not added", _become(lambda _: ast.Pass())
         case ast.Continue():
             yield "goes on", _become(lambda _: ast.Pass())
-        case ast.Return(value=ast.Constant() | ast.Name()) if not _is_none(node.value):
+        case ast.Return(value=ast.Constant() | ast.Name()) if not _is_falsy(node.value):
             yield "returns nothing", _set("value", lambda _: ast.Constant(None))
         case _:
             return
 
 
-def _is_none(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_falsy(node: ast.AST | None) -> bool:
+    """Whether a constant means the same as nothing to whoever asks whether it holds."""
+    return isinstance(node, ast.Constant) and not node.value
 
 
 def _set(field: str, value: Callable[..., object]) -> Change:

@@ -217,7 +217,9 @@ async def test_an_avoidable_write_is_called_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "refusal", [CONFLICT, refused(422, "Invalid", "metadata.uid")], ids=["the object has gone", "another has its name"]
+    "refusal",
+    [CONFLICT, refused(422, "Invalid", "metadata.uid"), refused(422, "Invalid", "spec.x", "metadata.uid")],
+    ids=["the object has gone", "another has its name", "another that ours would not fit into"],
 )
 async def test_a_repair_of_an_object_that_is_another_now_reads_again(tmp_path: Path, refusal: Any) -> None:  # noqa: ANN401
     """409 and 422 for ``metadata.uid`` both mean: look again, and decide anew about what is there."""
@@ -331,6 +333,7 @@ async def test_what_unblocks_a_repair_and_the_repair_after_it_mean_exactly_what_
     pins = [{name: each.body["metadata"][name] for name in ("uid", "resourceVersion")} for each in api.sent]
     assert pins == [{"uid": "child-uid", "resourceVersion": version} for version in ("20", "20", "21")]
     assert [each.is_forced for each in api.sent] == [True, False, True]
+    assert api.body("patch Service")["spec"] == {"ports": [PORT]}, "what unblocks, and nothing beside it"
 
 
 async def test_what_unblocks_a_repair_of_an_object_that_moved_on_is_not_sent_again(tmp_path: Path) -> None:
@@ -491,6 +494,26 @@ async def test_a_refusal_names_the_field_and_is_not_repeated(tmp_path: Path) -> 
         api.add(("apply ConfigMap", repaired()))
         other = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted("newer"), CHECK), CHECK)
     assert other.problem is None
+
+
+async def test_a_refused_release_names_who_keeps_the_field(tmp_path: Path) -> None:
+    """What a co-owner keeps of a part that we give up may be invalid alone; a field that nobody keeps is not named."""
+    live = stored(wanted() | {"data": {"file": "new", "kept": "x", "gone": "x"}})
+    live["metadata"]["managedFields"].append(entry(live, {"f:data": {"f:kept": {}}}, manager="helm"))
+    api = ScriptedApi(("apply ConfigMap", refused(422, "Invalid", "data")))
+    async with components(api, tmp_path, (CONFIG_MAP, live)) as own:
+        result = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted(), CHECK), CHECK)
+    assert result.problem is not None
+    assert result.problem.message.endswith(": a sentence; .data.kept is kept by helm")
+
+
+def test_a_deletion_that_hangs_says_what_it_waits_for() -> None:
+    """The finalizers are named, and without any the sentence ends before."""
+    waiting: Object = {"deletionTimestamp": "2026-07-01T00:00:00Z"}
+    held = waiting | {"finalizers": ["example.com/a", "example.com/b"]}
+    told = [plan(CONFIG_MAP, wanted(), living(**each), CHECK).problem for each in (held, waiting)]
+    messages = [each.message for each in told if each is not None]
+    assert messages[0] == f"{messages[1]}; its deletion waits for example.com/a, example.com/b"
 
 
 def changing(text: str) -> Any:  # noqa: ANN401

@@ -286,6 +286,16 @@ def test_the_pod_is_restricted() -> None:
     assert all(mount["readOnly"] for mount in container()["volumeMounts"])
 
 
+def test_the_user_can_be_left_to_the_platform() -> None:
+    """Without ``run_as_user`` neither user nor group is set, so that a platform that gives each namespace one can."""
+    obj = proxy()
+    found = children(obj, parse_spec(obj), default_image="envoy:default", run_as_user=False)[DEPLOYMENT]
+    assert found["spec"]["template"]["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
 def test_each_proxy_has_a_user_of_its_own() -> None:
     """A node's bound on inotify instances of one user is one proxy's alone; the user stays while the proxy does."""
     users = [user_id(f"5d1b2f1e-0000-4000-8000-{number:012}") for number in range(1000)]
@@ -323,7 +333,8 @@ def test_each_secret_is_mounted_once_where_envoy_reads_it() -> None:
     assert keys == {"shop-tls": ["tls.crt", "tls.key"], "partners": ["ca.crt"]}
     texts = "".join(made(spec)[CONFIG_MAP]["data"].values())
     for name, secret in volumes.items():
-        assert all(f'"{mounts[name]}/{each["key"]}"' in texts for each in secret["items"])
+        assert all(f'"{mounts[name]}/..data/{each["key"]}"' in texts for each in secret["items"])
+        assert secret["optional"], "a Pod without it serves all that does not need it"
 
 
 def revision(spec: Object = SPEC) -> str:
@@ -424,6 +435,18 @@ SERVING: Object = {"observedGeneration": 2, "replicas": 1, "updatedReplicas": 1,
 def test_files_of_an_older_revision_stay_while_its_pods_run(status: Object, of: Object, kept: set[str]) -> None:
     """A Pod of the old template that is started again finds what it was rolled out with; afterwards its files go."""
     assert files_with(live(SPEC, status, of=of)) == kept
+
+
+def test_clusters_and_routes_stay_for_pods_that_lack_a_secret() -> None:
+    """An older Pod that does not have the authorities of a backend keeps the files before, all of them."""
+    verified = deepcopy(SPEC)
+    verified["backends"][0]["tls"] = {"serverName": "app.internal", "caSecretName": "internal-ca"}
+    before = made(SPEC)[CONFIG_MAP]["data"]
+    obj = proxy(verified)
+    found = children(obj, parse_spec(obj), default_image="x", live=live(SPEC, SERVING, of=SPEC))
+    data = found[CONFIG_MAP]["data"]
+    assert before.items() <= data.items()
+    assert len(data) > len(before)
 
 
 def test_what_others_have_in_the_config_map_is_not_taken() -> None:

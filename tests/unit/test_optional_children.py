@@ -15,6 +15,7 @@ from operator_app.api.kinds import (
 )
 from operator_app.api.models import parse_spec
 from operator_app.desired import children
+from tests.unit.network_policies import Peer, lets_in, lets_out
 
 UID = "5d1b2f1e-0000-4000-8000-000000000001"
 OWN = {
@@ -134,6 +135,66 @@ def test_a_policy_lets_in_the_named_clients_and_every_probe() -> None:
     assert spec["policyTypes"] == ["Egress", "Ingress"]
 
 
+@pytest.mark.parametrize(
+    "hosts", [("app",), ("app.team-b.svc",), ("10.0.0.7", "fd00::7"), ("api.example.com",)], ids=repr
+)
+@pytest.mark.parametrize("peers", [[], [{"namespace": "team-b"}], [{"cidr": "10.0.0.0/8"}]], ids=repr)
+def test_no_policy_blocks_dns_or_a_probe(hosts: tuple[str, ...], peers: list[Object]) -> None:
+    """Whatever the spec says, name servers are reached wherever they are, by UDP and TCP, and probes get in."""
+    policy = made(networkPolicy={"from": peers}, backends=endpoints(*hosts))[NETWORK_POLICY]
+    # A Service of the cluster, a cache on the node, one outside, one by IPv6.
+    servers = [
+        Peer("10.96.0.10", "kube-system", (("k8s-app", "kube-dns"),)),
+        *map(Peer, ("169.254.20.10", "9.9.9.9", "fd00::a")),
+    ]
+    for server in servers:
+        for port, protocol in ((53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP")):
+            assert lets_out(policy, server, port, protocol), (server, port, protocol)
+    for prober in (Peer("192.0.2.1"), Peer("10.1.0.9", "edge-system")):
+        assert lets_in(policy, prober, 19001)
+
+
+@pytest.mark.parametrize(
+    ("host", "peer", "is_let_out"),
+    [
+        ("app", Peer("10.1.0.1", "team-a"), True),
+        ("app", Peer("10.1.0.1", "team-b"), False),
+        ("app.team-b.svc", Peer("10.1.0.1", "team-b"), True),
+        ("app.team-b.svc", Peer("10.1.0.1", "team-c"), False),
+        ("10.0.0.7", Peer("10.0.0.7"), True),
+        ("10.0.0.7", Peer("10.0.0.8"), False),
+        ("fd00::7", Peer("fd00::7"), True),
+        ("api.example.com", Peer("198.51.100.7"), True),
+        ("api.example.com", Peer("169.254.169.254"), False),
+        ("api.example.com", Peer("fd00:ec2::254"), False),
+        ("app", Peer("198.51.100.7"), False),
+    ],
+)
+def test_a_policy_lets_out_to_the_backends_alone(host: str, peer: Peer, *, is_let_out: bool) -> None:
+    """By an independent reading of the object: what a backend names is reached at its port, and nothing else."""
+    policy = made(networkPolicy={}, backends=endpoints(host))[NETWORK_POLICY]
+    assert lets_out(policy, peer, 8080) is is_let_out
+    if peer.namespace is None:
+        assert not lets_out(policy, peer, 22)
+
+
+def test_a_policy_lets_in_the_named_clients_alone() -> None:
+    """To the listeners, whatever else they could reach; everybody where nobody is named."""
+    peers = [{"cidr": "10.0.0.0/8"}, {"namespace": "b"}, {"podLabels": {"a": "b"}}]
+    policy = made(networkPolicy={"from": peers})[NETWORK_POLICY]
+    for peer, is_let_in in (
+        (Peer("10.9.9.9"), True),
+        (Peer("192.0.2.1"), False),
+        (Peer("192.0.2.1", "b"), True),
+        (Peer("192.0.2.1", "team-a", (("a", "b"),)), True),
+        (Peer("192.0.2.1", "team-a"), False),
+        (Peer("192.0.2.1", "c", (("a", "b"),)), False),
+    ):
+        assert lets_in(policy, peer, 10080) is is_let_in, peer
+        assert not lets_in(policy, peer, 9901), "no other port"
+        assert lets_in(made(networkPolicy={})[NETWORK_POLICY], peer, 10080)
+
+
 def test_no_label_of_a_tenant_replaces_one_of_the_operator() -> None:
     """Labels and annotations of the spec come to those of the operator, which win although the schema refuses both."""
     template = made(podLabels={"example.com/cost": "shop"}, podAnnotations={"example.com/a": "b"})[DEPLOYMENT]["spec"][
@@ -164,11 +225,93 @@ def test_a_toleration_is_rendered_as_it_is_stored(declared: Object, rendered: Ob
     assert pod["tolerations"] == [rendered]
 
 
+ZONE = "topology.kubernetes.io/zone"
+REQUIRED, PREFERRED = (f"{each}DuringSchedulingIgnoredDuringExecution" for each in ("required", "preferred"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "rendered"),
+    [
+        ({}, None),
+        ({"nodes": [], "pods": []}, None),
+        (
+            {
+                "nodes": [
+                    {"key": ZONE, "operator": "In", "values": ["b", "a"]},
+                    {"key": "example.com/gpu", "operator": "DoesNotExist"},
+                    {"key": "example.com/fast", "operator": "Exists", "weight": 10},
+                    {"key": ZONE, "operator": "NotIn", "values": ["c"], "weight": 1},
+                ]
+            },
+            {
+                "nodeAffinity": {
+                    REQUIRED: {
+                        "nodeSelectorTerms": [
+                            {
+                                "matchExpressions": [
+                                    {"key": ZONE, "operator": "In", "values": ["b", "a"]},
+                                    {"key": "example.com/gpu", "operator": "DoesNotExist"},
+                                ]
+                            }
+                        ]
+                    },
+                    PREFERRED: [
+                        {
+                            "weight": 10,
+                            "preference": {"matchExpressions": [{"key": "example.com/fast", "operator": "Exists"}]},
+                        },
+                        {
+                            "weight": 1,
+                            "preference": {"matchExpressions": [{"key": ZONE, "operator": "NotIn", "values": ["c"]}]},
+                        },
+                    ],
+                }
+            },
+        ),
+        (
+            {
+                "pods": [
+                    {"podLabels": {"app": "shop"}, "topologyKey": ZONE, "weight": 5},
+                    {"podLabels": {"app": "batch"}, "apart": True},
+                ]
+            },
+            {
+                "podAffinity": {
+                    PREFERRED: [
+                        {
+                            "weight": 5,
+                            "podAffinityTerm": {"labelSelector": {"matchLabels": {"app": "shop"}}, "topologyKey": ZONE},
+                        }
+                    ]
+                },
+                "podAntiAffinity": {
+                    REQUIRED: [
+                        {"labelSelector": {"matchLabels": {"app": "batch"}}, "topologyKey": "kubernetes.io/hostname"}
+                    ]
+                },
+            },
+        ),
+    ],
+    ids=["empty", "empty lists", "nodes", "pods"],
+)
+def test_affinity_is_rendered_as_it_is_stored(declared: Object, rendered: Object | None) -> None:
+    """What has no weight must hold, all of it together; what has one is preferred; nothing empty is rendered."""
+    pod = made(affinity=declared)[DEPLOYMENT]["spec"]["template"]["spec"]
+    assert pod.get("affinity") == rendered
+
+
 def test_what_is_not_declared_is_not_rendered() -> None:
     """The smallest proxy has none of the optional members, and three children."""
     smallest = made()
     assert len(smallest) == 3
     pod = smallest[DEPLOYMENT]["spec"]["template"]["spec"]
-    optional = {"nodeSelector", "tolerations", "topologySpreadConstraints", "priorityClassName", "serviceAccountName"}
+    optional = {
+        "affinity",
+        "nodeSelector",
+        "tolerations",
+        "topologySpreadConstraints",
+        "priorityClassName",
+        "serviceAccountName",
+    }
     assert not (optional | {"serviceAccount", "imagePullSecrets"}) & set(pod)
     assert set(smallest[SERVICE]["spec"]) == {"type", "selector", "ports"}

@@ -21,6 +21,7 @@ CANDIDATES = (
     "true",
     "false",
     "team-a=3",
+    "affinity",
     "ClusterIP",
     "10.0.0.0/8",
     "ns1.example.com:53",
@@ -104,6 +105,7 @@ def test_every_setting_is_documented(name: str) -> None:
         ("tenant_service_types", ","),
         ("forbidden_networks", "10.0.0.7/8"),
         ("forbidden_networks", "metadata"),
+        ("tenant_forbidden_fields", "listeners"),
     ],
 )
 def test_bad_values_are_refused(name: str, value: str) -> None:

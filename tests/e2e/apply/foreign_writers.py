@@ -117,22 +117,45 @@ METADATA: Final[dict[str, Maker]] = {
     "finalizer": lambda n, _: _within("metadata", "finalizers", value=[f"example.com/f{n}"]),
 }
 
-REPLACED: Final[Mapping[Kind, Mapping[str, list[Object]]]] = {
+
+@dataclass(frozen=True)
+class Member:
+    """An edit of one member of a map in a child; ``op`` is that of a JSON patch, ``place`` the path of the map."""
+
+    op: Literal["add", "remove", "replace"]
+    place: str
+    name: str
+    value: Value = None
+
+    def patch(self, live: Object) -> Object | None:
+        """The JSON patch's operation; ``None`` where the map is not there."""
+        found = pointer(live, self.place)
+        if found is None:
+            return None
+        return {"op": self.op, "path": f"{found}/{self.name}"} | ({} if self.op == "remove" else {"value": self.value})
+
+
+_ENVOY: Final = ".spec.template.spec.containers[envoy]"
+
+
+def _swapped(place: str, ours: str, theirs: str, value: Value) -> tuple[Member, ...]:
+    """The edit that puts another member of a union in the place of ours, and leaves everything beside it."""
+    return (Member("remove", place, ours), Member("add", place, theirs, value))
+
+
+REPLACED: Final[Mapping[Kind, Mapping[str, tuple[Member, ...]]]] = {
     SERVICE: {
-        "port renumbered": [{"op": "replace", "path": "/spec/ports/0/port", "value": 81}],
-        "port by UDP": [{"op": "replace", "path": "/spec/ports/0/protocol", "value": "UDP"}],
+        "port renumbered": (Member("replace", ".spec.ports[80,TCP]", "port", 81),),
+        "port by UDP": (Member("replace", ".spec.ports[80,TCP]", "protocol", "UDP"),),
     },
     DEPLOYMENT: {
-        what: [{"op": "replace", "path": f"/spec/template/spec/{path}", "value": value}]
-        for what, path, value in (
-            ("env by value", "containers/0/env/0", {"name": "POD_NAME", "value": "me"}),
-            ("probe by command", "containers/0/readinessProbe", {"exec": {"command": ["true"]}}),
-            ("hook by sleep", "containers/0/lifecycle/preStop", {"sleep": {"seconds": 1}}),
-            ("volume by another", "volumes/0", {"name": "config", "emptyDir": {}}),
-            ("port renumbered", "containers/0/ports/0/containerPort", 10081),
-        )
+        "env by value": _swapped(f"{_ENVOY}.env[POD_NAME]", "valueFrom", "value", "me"),
+        "probe by command": _swapped(f"{_ENVOY}.readinessProbe", "httpGet", "exec", {"command": ["true"]}),
+        "hook by sleep": _swapped(f"{_ENVOY}.lifecycle.preStop", "exec", "sleep", {"seconds": 1}),
+        "volume by another": _swapped(".spec.template.spec.volumes[config]", "configMap", "emptyDir", {}),
+        "port renumbered": (Member("replace", f"{_ENVOY}.ports[10080,TCP]", "containerPort", 10081),),
     },
-    CONFIG_MAP: {"all data": [{"op": "replace", "path": "/data", "value": {"cds.json": "{}"}}]},
+    CONFIG_MAP: {"all data": (Member("replace", "", "data", {"theirs.json": "{}"}),)},
 }
 """Edits that put something foreign where it excludes a declared field, so that the API server refuses our apply."""
 
@@ -265,6 +288,8 @@ class Crowd:
         self._uids: dict[Kind, str] = {}
         self._refused: set[Kind] = set()
         self._thaws = 0
+        self.refused: list[str] = []
+        """What the API server refused to other writers: these steps changed nothing."""
         admin.create(ENVOY_PROXY, _proxy(namespace, name, "plain"))
         wait_reconciled(admin, self._key)
         for kind in CHILD_KINDS:
@@ -289,7 +314,7 @@ class Crowd:
             case Change():
                 self._change(step)
             case Replace():
-                self._drift(step.kind, REPLACED[step.kind][step.what], step.manager)
+                self._replace(step)
             case WipeOwnership():
                 self._tolerant_patch(step.kind, {"metadata": {"managedFields": [{}]}})
             case Delete():
@@ -352,6 +377,12 @@ class Crowd:
         if not step.drop:
             edit = {"op": "replace", "path": path, "value": _other(value_at(live, step.path))}
         self._drift(step.kind, [edit], step.manager)
+
+    def _replace(self, step: Replace) -> None:
+        live = self._admin.find(step.kind, self._child)
+        edit = [] if live is None else [each.patch(live) for each in REPLACED[step.kind][step.what]]
+        if edit and None not in edit:
+            self._drift(step.kind, [each for each in edit if each is not None], step.manager)
 
     def _drift(self, kind: Kind, edit: list[Object], manager: str) -> None:
         """Change what is ours: foreign bytes are from now on those that were there before and are still there."""
@@ -469,6 +500,7 @@ class Crowd:
         except KubeError as error:
             if error.code not in {404, 409, 422}:
                 raise
+            self.refused.append(str(error))
             return None
 
     def _tolerant_patch(

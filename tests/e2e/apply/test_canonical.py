@@ -119,11 +119,26 @@ SPECS: Final[dict[str, dict[str, Any]]] = {
             {"topologyKey": "kubernetes.io/hostname"},
             {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"},
         ],
+        "affinity": {
+            "nodes": [
+                {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["b", "a", ""]},
+                {"key": "example.com/gpu", "operator": "DoesNotExist"},
+                {"key": "plain", "operator": "NotIn", "values": ["c"], "weight": 1},
+            ],
+            "pods": [
+                {"podLabels": {"app": "shop", "empty": ""}},
+                {"podLabels": {"app": "a"}, "topologyKey": "topology.kubernetes.io/zone", "weight": 100},
+                {"podLabels": {"app": "b"}, "apart": True},
+                {"podLabels": {"app": "c"}, "apart": True, "weight": 1},
+            ],
+        },
         "serviceAccountName": "edge",
         "imagePullSecrets": [{"name": "b"}, {"name": "a"}],
         "podLabels": {"example.com/cost": "shop", "empty": ""},
         "podAnnotations": {"example.com/json": '{"a": 1}', "empty": ""},
     },
+    "preferred-nodes": {"affinity": {"nodes": [{"key": "a", "operator": "Exists", "weight": 100}]}},
+    "empty-affinity": {"affinity": {"nodes": [], "pods": []}},
     "two-proxies": {"replicas": 2},
     "optional-children": {
         "disruption": {"maxUnavailable": 2},

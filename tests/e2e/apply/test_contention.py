@@ -229,7 +229,7 @@ def test_repairs_against_a_rival_that_deletes_a_child_slow_down_too(
     with rival_writing(
         admin, RivalEdit(kind, child, lambda live: "deletionTimestamp" in live["metadata"], None, propagation)
     ):
-        seen = admin.wait_until(ENVOY_PROXY, key, lambda live: condition(live, "Contended"), 20)
+        seen = admin.wait_until(ENVOY_PROXY, key, lambda live: condition(live, "Contended"))
         time.sleep(6)
     writes = writes_to(audit, kind, child, mark)
     recovered = admin.wait_until(

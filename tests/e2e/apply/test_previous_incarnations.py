@@ -51,7 +51,7 @@ def recreated(admin: Kube, proxy: Object) -> Object:
                 raise
             return None
 
-    return wait_until(create, 20, "the name to be free")
+    return wait_until(create, what="the name to be free")
 
 
 @pytest.mark.usefixtures("running_operator")

@@ -8,7 +8,7 @@ from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE,
 from operator_app.desired import child_key
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.proxies import a_proxy, objects_of, wait_reconciled
+from tests.e2e.proxies import a_proxy, objects_of, settled_objects_of, wait_reconciled
 
 
 def explain(kubeconfig: Path, proxy: str) -> subprocess.CompletedProcess[str]:
@@ -24,6 +24,7 @@ def test_explain_shows_owner_desired_and_live_of_every_field_and_writes_nothing(
     key = Key(namespace, "web")
     admin.create(ENVOY_PROXY, a_proxy(namespace))
     wait_reconciled(admin, key)
+    settled_objects_of(admin, key)
     running_operator.stop()
     port = {"spec": {"ports": [{"name": "http", "port": 80, "targetPort": 9999, "protocol": "TCP"}]}}
     admin.patch(SERVICE, child_key(key), port, field_manager="somebody")

@@ -23,11 +23,11 @@ from tests.e2e.controlplane.audit import Mark
 from tests.e2e.faults.plan import EVENT_VERB, Fault, FaultKind, Plan, Point
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.proxies import OPERATOR_USER, a_proxy, drift_of, record_key, wait_reconciled
+from tests.e2e.proxies import OPERATOR_USER, a_proxy, drift_of, record_key, settled_objects_of, wait_reconciled
 
 SWEPT: Final = (ENVOY_PROXY, *CHILD_KINDS, PROXY_REGISTRATION)
 INTERVAL_S: Final = 3.0
-REST_S: Final = 2.5
+SWEEPS: Final = 4
 
 
 def start_blind(operator: OperatorProcess, folder: Path, namespace: str, *kinds: Kind) -> None:
@@ -57,7 +57,8 @@ def converged(admin: Kube, namespace: str, *names: str) -> list[Key]:
     keys = [Key(namespace, name) for name in names]
     for key in keys:
         wait_reconciled(admin, key)
-    time.sleep(REST_S)
+    for key in keys:
+        settled_objects_of(admin, key)
     return keys
 
 
@@ -108,16 +109,15 @@ def test_a_sweep_of_healthy_objects_is_one_list_of_each_kind(
     converged(admin, namespace, *(f"web-{number}" for number in range(5)))
     rounds = operator.metric("operator_app_rounds_total")
     mark = audit.mark()
-    time.sleep(6)
-    spent = asked(audit, mark)
 
-    assert [each for each in spent if each.namespace == namespace] == []
-    lists = Counter(each.resource for each in spent if each.verb == "list")
-    assert set(lists) >= {kind.plural for kind in SWEPT}
-    swept = [lists[kind.plural] for kind in SWEPT]
-    assert min(swept) >= 4
-    assert max(swept) - min(swept) <= 1
-    assert operator.metric("operator_app_rounds_total") >= rounds + 5 * min(swept) - 5, "every proxy gets its round"
+    def swept() -> list[int]:
+        lists = Counter(each.resource for each in asked(audit, mark) if each.verb == "list")
+        return [lists[kind.plural] for kind in SWEPT]
+
+    wait_until(lambda: min(swept()) >= SWEEPS, what=f"{SWEEPS} resyncs")
+    assert max(swept()) - min(swept()) <= 1
+    assert [each for each in asked(audit, mark) if each.namespace == namespace] == []
+    assert operator.metric("operator_app_rounds_total") >= rounds + 5 * (SWEEPS - 1), "every proxy gets its round"
     assert missed(operator) == {}
 
 

@@ -35,7 +35,7 @@ Mark = NewType("Mark", int)
 START: Final = Mark(0)
 
 _BARRIER_PATH: Final = "/version?barrier="
-_BARRIER_TIMEOUT_S: Final = 10.0
+_BARRIER_TIMEOUT_S: Final = 60.0
 
 
 class AuditUnavailableError(RuntimeError):

@@ -33,7 +33,7 @@ NEEDS_ENVOY = pytest.mark.skipif(ENVOY is None, reason="no envoy beside the inte
 
 T = TypeVar("T")
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 def eventually(probe: Callable[[], T | None], what: str) -> T:

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tests.e2e.envoy.envoy_process import (
     exchange,
     running,
 )
+from tests.e2e.reload.traffic import Traffic
 from tests.unit.envoy import cases
 
 pytestmark = [NEEDS_ENVOY, pytest.mark.reload]
@@ -132,6 +133,25 @@ def test_an_equal_update_changes_nothing(two: list[Backend], tmp_path: Path) -> 
                 time.sleep(0.05)
         assert all(not client.failures for client in asking)
         assert proxy.admin("/stats?filter=listener_manager.listener_(modified|in_place_updated)").count(": 0") == 2
+
+
+def test_equal_updates_every_second_leave_everything_open(tmp_path: Path) -> None:
+    """A WebSocket, a download and kept connections, while the same files come again each second: nothing is lost."""
+    with Traffic(nullcontext(), "127.0.0.1") as traffic:
+        app = {"name": "app", "endpoints": [{"host": "127.0.0.1", "port": traffic.serve("app")}]}
+        spec = cases.spec([cases.http({"backend": "app"})], [app])
+        with running(spec, tmp_path) as proxy:
+            with traffic.flowing([("127.0.0.1", proxy.port("http"))], kept=8, every_s=0.05) as tally:
+                for _ in range(4):
+                    proxy.reload(spec)
+                    time.sleep(1)
+                messages, chunks = tally.messages, tally.chunks
+                eventually(lambda: True if min(tally.messages - messages, tally.chunks - chunks) else None, "more")
+            print(tally)
+            assert tally.lost == []
+            assert tally.answers.keys() == {"app"}
+            modified = proxy.admin("/stats?filter=listener_manager.listener_(modified|in_place_updated)")
+            assert modified.count(": 0") == 2
 
 
 @pytest.mark.parametrize("name", ["lds", "cds", "rds-http"])

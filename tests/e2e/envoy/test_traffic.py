@@ -245,19 +245,7 @@ def test_a_pod_of_the_old_template_is_replaced_by_its_like(admin: Kube, namespac
         pods = [each for each in proxy_pods(admin, key) if each["spec"]["containers"][0]["image"] == IMAGE]
         return next((each for each in pods if is_ready(each) and key_of(each) != key_of(pod)), None)
 
-    try:
-        wait_until(lambda: replacement() is not None, 30, "a Pod of the old template")
-    except TimeoutError:
-        for each in proxy_pods(admin, key):
-            print(each["metadata"]["name"], json.dumps(each["status"])[:3000])
-            print(
-                admin.request("GET", f"/api/v1/namespaces/{namespace}/pods/{each['metadata']['name']}/log").text[-3000:]
-            )
-        print(list(admin.get(CONFIG_MAP, child_key(key))["data"]))
-        print(admin.get(DEPLOYMENT, child_key(key))["status"])
-        raise
-    successor = replacement()
-    assert successor is not None
+    successor = wait_until(replacement, what="a Pod of the old template")
     address = reachable(nodes, successor, 10080)
     wait_until(lambda: ask(address, 10080) == (200, "next"), what="the backend to be resolved")
 

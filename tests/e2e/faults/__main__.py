@@ -1,4 +1,7 @@
-"""``python -m tests.e2e.faults``: every fault at every point, on a control plane of its own.
+"""``python -m tests.e2e.faults [PART ...]``: every fault at every point.
+
+The points are recorded first. Then the runs are made in parts, ``FAULTS_AT_ONCE`` (2) of them at the same time, each on
+a control plane of its own and in a process of its own. With names of parts only these are made, and no page is written.
 
 Shows progress, writes ``docs/reliability.md``, and ends with ``points tried: N, survived: M``. The exit code is 0 only
 if these are equal, every planned fault was injected, no round crashed, and no operator counted a write that changed
@@ -13,14 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 from tests.e2e.controlplane import BuildError, ControlPlane, StartError, ToolchainError
 from tests.e2e.faults import lives, outside
 from tests.e2e.faults.campaign import Campaign, Run
-from tests.e2e.faults.catalogue import everything
+from tests.e2e.faults.catalogue import Catalogue, everything
 from tests.e2e.faults.conduct import conduct
 from tests.e2e.faults.report import counts, distinct_points, failures, page, unreached
 from tests.e2e.faults.scenarios import SCENARIOS
@@ -34,24 +41,33 @@ DIRECTORY_PREFIX: Final = "operator-app-faults-"
 QUIET_S: Final = 20.0
 RESYNC_INTERVAL_S: Final = 6.0
 RECORDINGS: Final = 3
+AT_ONCE: Final = int(os.environ.get("FAULTS_AT_ONCE", "2"))
 
 Report = Callable[[str], None]
 
 
-def main() -> int:
-    """Run everything; returns the exit code."""
-    begun_mono = time.monotonic()
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prints a line with the minutes and seconds since the beginning, and the part that it is about."""
 
-    def report(line: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - begun_mono), 60)
-        print(f"{minutes:2d}:{seconds:02d} {line}", flush=True)
+    begun_mono: float
+    part: str = ""
 
+    def __call__(self, line: str) -> None:
+        """Print a line."""
+        minutes, seconds = divmod(int(time.monotonic() - self.begun_mono), 60)
+        print(f"{minutes:2d}:{seconds:02d} {f'[{self.part}] ' if self.part else ''}{line}", flush=True)
+
+
+def main(only: Sequence[str] = ()) -> int:
+    """Run everything, or some parts; returns the exit code."""
+    report = Progress(time.monotonic())
     directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
     is_good = False
     try:
-        runs, complaints = _experiment(directory, report)
-        calls = [*outside.everything(directory, report), *lives.everything(directory, report)]
-        is_good = _reported(runs, calls, complaints, report)
+        runs, complaints = _experiment(directory, report, only)
+        calls = [] if only else [*outside.everything(directory, report), *lives.everything(directory, report)]
+        is_good = _reported(runs, calls, complaints, report, page_file=None if only else PAGE)
     except (BuildError, StartError, ToolchainError, PackagesError) as error:
         print(f"faults: {error}", file=sys.stderr)
     finally:
@@ -62,21 +78,61 @@ def main() -> int:
     return 0 if is_good else 1
 
 
-def _experiment(directory: Path, report: Report) -> tuple[list[Run], list[str]]:
+def _experiment(directory: Path, report: Progress, only: Sequence[str]) -> tuple[list[Run], list[str]]:
+    report(f"recording the points of {len(SCENARIOS)} undisturbed scenarios")
+    with _campaign(_folder(directory, "recordings"), report) as campaign:
+        catalogue = everything(campaign.record(SCENARIOS, times=RECORDINGS))
+    parts = {name: part for name, part in catalogue.parts().items() if not only or name in only}
+    report(f"{len(catalogue)} runs to make: {', '.join(f'{len(part)} {name}' for name, part in parts.items())}")
+    runs, complaints = list[Run](), list[str]()
+    with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn")) as pool:
+        conducted = {
+            name: pool.submit(_conducted, _folder(directory, name), part, replace(report, part=name))
+            for name, part in parts.items()
+        }
+        for name, result in conducted.items():
+            try:
+                found = result.result()
+            except (AssertionError, OSError, TimeoutError) as error:
+                complaints.append(f"the part {name!r} ended before its time: {error}")
+            else:
+                runs += found[0]
+                complaints += found[1]
+    return runs, complaints
+
+
+def _conducted(directory: Path, catalogue: Catalogue, report: Progress) -> tuple[list[Run], list[str]]:
+    """All runs of one part; in a process of its own."""
+    with _campaign(directory, report) as campaign:
+        campaign.start_operator()
+        runs = conduct(campaign, catalogue, quiet_s=QUIET_S, resync_interval_s=RESYNC_INTERVAL_S, report=report)
+        return runs, campaign.complaints
+
+
+@contextmanager
+def _campaign(directory: Path, report: Progress) -> Iterator[Campaign]:
+    """A campaign on a new control plane."""
     with ControlPlane(crds=CRDS, report=report) as control_plane, Kube(control_plane.kubeconfig) as admin:
         kubeconfig = operator_identity(control_plane, admin)
         with Campaign(admin, kubeconfig, control_plane.audit(), directory) as campaign:
-            report(f"recording the points of {len(SCENARIOS)} undisturbed scenarios")
-            catalogue = everything(campaign.record(SCENARIOS, times=RECORDINGS))
-            report(f"{len(catalogue)} runs to make")
-            runs = conduct(campaign, catalogue, quiet_s=QUIET_S, resync_interval_s=RESYNC_INTERVAL_S, report=report)
-            return runs, campaign.complaints
+            yield campaign
+
+
+def _folder(directory: Path, name: str) -> Path:
+    folder = directory / name.replace(" ", "-")
+    folder.mkdir()
+    return folder
 
 
 def _reported(
-    runs: Sequence[Run], calls: Sequence[outside.OutsideRun], complaints: Sequence[str], report: Report
+    runs: Sequence[Run],
+    calls: Sequence[outside.OutsideRun],
+    complaints: Sequence[str],
+    report: Report,
+    *,
+    page_file: Path | None,
 ) -> bool:
-    """Write the page and report what went wrong; returns whether nothing did."""
+    """Write the page, if there is to be one, and report what went wrong; returns whether nothing did."""
     text = page(
         runs,
         calls,
@@ -86,7 +142,8 @@ def _reported(
         commit=_commit(),
         machine=f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}",
     )
-    PAGE.write_text(text, encoding="utf-8")
+    if page_file is not None:
+        page_file.write_text(text, encoding="utf-8")
     for run in unreached(runs):
         report(f"not reached: {run}")
     for failure in failures(runs, calls, complaints):
@@ -106,4 +163,4 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

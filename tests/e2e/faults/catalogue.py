@@ -47,6 +47,18 @@ class Catalogue:
         """All runs."""
         return [run for group in self.groups() for run in group]
 
+    def parts(self) -> dict[str, "Catalogue"]:
+        """Catalogues of a similar length in time, by name; together they are this one. Each can be conducted alone."""
+        half = len(self.kills) // 2
+        parts = {
+            "requests": Catalogue(alone=self.alone),
+            "kills": Catalogue(kills=self.kills[:half]),
+            "more kills": Catalogue(kills=self.kills[half:]),
+            "starts": Catalogue(starts=self.starts),
+            "streams": Catalogue(breaking=self.breaking, resynced=self.resynced),
+        }
+        return {name: part for name, part in parts.items() if len(part)}
+
     def add(self, run: Run) -> None:
         """Add a run to its group."""
         assert run.kind is not None

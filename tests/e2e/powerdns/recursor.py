@@ -8,7 +8,7 @@ from tests.e2e.powerdns.query import resolve
 from tests.e2e.powerdns.server import free_port
 from tests.e2e.server_process import ServerProcess
 
-START_TIMEOUT_S: Final = 20.0
+START_TIMEOUT_S: Final = 60.0
 FORWARDED: Final = "example"
 """The domain that the resolver asks the test's server for; every zone of the tests is below it."""
 

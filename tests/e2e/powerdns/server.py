@@ -14,7 +14,7 @@ from tests.e2e.powerdns.install import installed
 from tests.e2e.powerdns.query import resolve
 from tests.e2e.server_process import ServerProcess
 
-START_TIMEOUT_S: Final = 20.0
+START_TIMEOUT_S: Final = 60.0
 
 Row = tuple[str, str, int, str, bool]
 """One record: name without the dot at the end, type, TTL in seconds, content, whether it is disabled."""

@@ -49,7 +49,7 @@ def finding(line: str) -> tuple[str, ...]:
 def registered(admin: Kube, key: Key, hostname: str) -> Object:
     """Create a proxy and wait until its record is confirmed; the object."""
     admin.create(ENVOY_PROXY, a_proxy(*key, registration={"hostname": hostname}))
-    return admin.wait_until(ENVOY_PROXY, key, holds("Registered"), 20)
+    return admin.wait_until(ENVOY_PROXY, key, holds("Registered"))
 
 
 def left_behind(kind: Kind, name: str, namespace: str, uid: str, **spec: Any) -> Object:
@@ -223,6 +223,6 @@ def test_the_resync_counts_findings(admin: Kube, namespace: str, operator: Opera
     def counted() -> float:
         return operator.metric("operator_app_audit_findings", kind="record-without-proxy")
 
-    wait_until(lambda: counted() == 1, 20, "the finding in the metrics")
+    wait_until(lambda: counted() == 1, what="the finding in the metrics")
     outside.put(stray, None)
-    wait_until(lambda: counted() == 0, 20, "no finding")
+    wait_until(lambda: counted() == 0, what="no finding")

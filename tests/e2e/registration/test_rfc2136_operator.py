@@ -51,7 +51,7 @@ def test_a_resolver_finds_a_proxy_that_rfc2136_publishes(
 
         key_file.write_text(bind.key_statement("operator"))
         live = admin.wait_until(ENVOY_PROXY, key, holds("Registered"), CONVERGE_TIMEOUT_S)
-        wait_until(lambda: recursor.addresses(hostname) == {ADDRESS, "2001:db8::7"}, 20, "both addresses")
+        wait_until(lambda: recursor.addresses(hostname) == {ADDRESS, "2001:db8::7"}, what="both addresses")
         cluster_uid = admin.get(NAMESPACE, Key("", "kube-system"))["metadata"]["uid"]
         owner = Ownership(Installation.of(cluster_uid, OPERATOR_ID), live["metadata"]["uid"], 1).content
         assert (f"_edge-owner.{hostname}", "TXT", 300, owner, False) in zone.rows()
@@ -60,4 +60,4 @@ def test_a_resolver_finds_a_proxy_that_rfc2136_publishes(
         admin.delete(ENVOY_PROXY, key)
         admin.wait_gone(ENVOY_PROXY, key, timeout_s=CONVERGE_TIMEOUT_S)
         assert zone.rows() == foreign
-        wait_until(lambda: recursor.addresses(hostname) == set(), 20, "the resolver to forget it")
+        wait_until(lambda: recursor.addresses(hostname) == set(), what="the resolver to forget it")

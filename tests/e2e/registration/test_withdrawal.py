@@ -165,7 +165,7 @@ async def test_powerdns_and_a_resolver_show_what_the_table_says(
 def _resolves_what_is_published(recursor: Recursor, world: World) -> None:
     for hostname in (world.old, world.new):
         expected = {"203.0.113.7"} if hostname in world.published else set()
-        wait_until(partial(_is_resolved, recursor, hostname, expected), 20, f"{hostname} to resolve to {expected}")
+        wait_until(partial(_is_resolved, recursor, hostname, expected), what=f"{hostname} to resolve to {expected}")
 
 
 def _is_resolved(recursor: Recursor, hostname: str, expected: set[str]) -> bool:

@@ -237,6 +237,7 @@ def test_what_envoy_refuses_is_taken_back_and_told(
         ENVOY_PROXY, key, lambda live: condition(live, "Programmed").get("reason") == "ConfigurationRefused", ARRIVAL_S
     )
     assert f"Pod {pod['metadata']['name']} refuses rds-http.json" in condition(found, "Programmed")["message"]
+    assert "no such field: 'no_such_field'" in condition(found, "Programmed")["message"], "in Envoy's words"
     assert condition(found, "Stalled")["status"] == "True"
     restored = admin.wait_until(
         CONFIG_MAP, child_key(key), lambda live: json.dumps(live["data"]) == json.dumps(before), ARRIVAL_S

@@ -26,7 +26,7 @@ from tests.e2e.powerdns.server import Row, free_port
 from tests.e2e.server_process import ServerProcess
 
 PACKAGES: Final = ("bind9",)
-START_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 60.0
 TIMEOUT_S: Final = 10.0
 OPERATOR_KEY: Final = "operator"
 ADMIN_KEY: Final = "admin"

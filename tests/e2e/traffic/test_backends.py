@@ -4,6 +4,7 @@ import socket
 import ssl
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,12 +15,14 @@ import pytest
 import trustme
 
 from operator_app.api.models import EnvoyProxySpec
-from operator_app.envoy.clusters import CA_DIRECTORY, ca_directory
-from tests.e2e.envoy.envoy_process import NEEDS_ENVOY, EnvoyProcess, eventually, served
+from operator_app.envoy.secrets import CA_DIRECTORY, ca_directory
+from tests.e2e.envoy.envoy_process import NEEDS_ENVOY, EnvoyProcess, Mount, eventually, served
 from tests.e2e.traffic.servers import Reply, Request, Server, ask, serving
 from tests.unit.envoy import cases
 
 pytestmark = [NEEDS_ENVOY, pytest.mark.traffic]
+
+EJECTION_S = 2
 
 
 def spec_of(servers: list[Server], **backend: Any) -> EnvoyProxySpec:
@@ -105,6 +108,35 @@ def test_a_failing_endpoint_is_left_out_and_the_last_one_never(apps: list[Server
     assert len(apps[0].requests) == 10, "the only endpoint is asked each time"
 
 
+def test_all_endpoints_failing_are_not_all_left_out(apps: list[Server]) -> None:
+    """However many may be left out and however all fail, each request is answered by one of them."""
+    for each in apps[:2]:
+        each.script = lambda _: Reply(500)
+    with balancing(*apps[:2], outlierDetection={"consecutiveErrors": 1, "maxEjectedPercent": 90}) as proxy:
+        assert {ask(proxy, "http", "/").status for _ in range(20)} == {500}
+    assert sum(len(each.requests) for each in apps) == 20, "none is refused by the proxy itself"
+
+
+def test_an_endpoint_is_left_out_for_as_long_as_is_declared(apps: list[Server]) -> None:
+    """It comes back after the declared time and not after a health check, which it passes all the while."""
+    is_ill = threading.Event()
+    is_ill.set()
+    apps[0].script = lambda request: Reply(500 if is_ill.is_set() and request.path == "/" else 200, body=b"app0")
+    declared = {
+        "healthCheck": {"path": "/healthz", "interval": "50ms"},
+        "outlierDetection": {"consecutiveErrors": 1, "ejectionTime": f"{EJECTION_S}s"},
+    }
+
+    with balancing(*apps[:2], **declared) as proxy:
+        asked_mono = time.monotonic()
+        while ask(proxy, "http", "/").status != 500:
+            asked_mono = time.monotonic()
+        is_ill.clear()
+        eventually(lambda: True if ask(proxy, "http", "/").body == "app0" else None, "it to come back")
+        assert time.monotonic() - asked_mono >= EJECTION_S
+        assert len([each for each in apps[0].requests if each.path == "/"]) == 2, "nothing in between"
+
+
 def test_circuit_breakers_bound_what_waits(apps: list[Server]) -> None:
     """Beyond the limits requests are answered with 503 at once."""
     release = threading.Event()
@@ -168,13 +200,33 @@ def test_a_backends_certificate_is_verified(
     """Only a certificate of the declared authority with the declared name is accepted; TLS 1.3 is spoken."""
     authority, stranger = trustme.CA(), trustme.CA()
     mounted = Path(ca_directory("authority").replace(CA_DIRECTORY, f"{tmp_path}/mount-ca"))
-    mounted.mkdir(parents=True)
-    (authority if is_trusted else stranger).cert_pem.write_to_path(mounted / "ca.crt")
+    mounted.parent.mkdir()
+    Mount(mounted).swap({"ca.crt": (authority if is_trusted else stranger).cert_pem.bytes().decode()})
     with Tls(authority.issue_cert(certified), ssl.TLSVersion.TLSv1_3) as server:
         tls = {"serverName": asked, "caSecretName": "authority"}
         with served(server), EnvoyProcess(spec_of([server], tls=tls), tmp_path) as proxy:
             assert ask(proxy, "http", "/").status == status
         assert set(server.names) == {"app.internal"}
+
+
+@pytest.mark.reload
+@pytest.mark.parametrize("first", [{}, {"ca.crt": "x"}], ids=["missing", "broken"])
+def test_authorities_that_come_late_are_used(tmp_path: Path, app: Server, first: dict[str, str]) -> None:
+    """Without them that backend is not asked and the other one is; once they are there, it is."""
+    authority = trustme.CA()
+    mounted = Path(ca_directory("authority").replace(CA_DIRECTORY, f"{tmp_path}/mount-ca"))
+    mounted.parent.mkdir()
+    mount = Mount(mounted)
+    mount.swap(first)
+    with Tls(authority.issue_cert("app.internal"), ssl.TLSVersion.TLSv1_3) as server:
+        tls = {"serverName": "app.internal", "caSecretName": "authority"}
+        routes = [cases.http({"backend": "tls", "match": {"pathPrefix": "/tls"}}, {"backend": "app"})]
+        spec = cases.spec(routes, [server.declared() | {"name": "tls", "tls": tls}, app.declared()])
+        with served(server), EnvoyProcess(spec, tmp_path) as proxy:
+            assert ask(proxy, "http", "/tls").status == 503
+            assert ask(proxy, "http", "/").status == 200
+            mount.swap({"ca.crt": authority.cert_pem.bytes().decode()})
+            eventually(lambda: True if ask(proxy, "http", "/tls").status == 200 else None, "the backend")
 
 
 def test_a_service_of_the_namespace_is_its_name(apps: list[Server]) -> None:

@@ -67,6 +67,62 @@ def test_as_many_hops_are_trusted_as_are_declared(app: Server, hops: int, forwar
         assert ask(proxy, "http", "/", headers=[("x-forwarded-for", forwarded)]).status == status
 
 
+@pytest.mark.parametrize("address", ["203.0.113.7", "::ffff:203.0.113.7", "::ffff:cb00:7107"])
+def test_an_address_is_the_same_in_either_spelling(app: Server, address: str) -> None:
+    """A denied IPv4 address is denied, and an allowed one allowed, if a proxy in front tells it as an IPv6 address."""
+    networks = ["203.0.113.0/24"]
+    routes = [
+        {"match": {"pathPrefix": "/denied"}, "backend": "app", "access": {"deny": networks}},
+        {"match": {"pathPrefix": "/allowed"}, "backend": "app", "access": {"allow": networks}},
+    ]
+    with listening(app, *routes, trustedHops=1) as proxy:
+        for path, status in (("/denied", 403), ("/allowed", 200)):
+            assert ask(proxy, "http", path, headers=[("x-forwarded-for", address)]).status == status
+    version = 6 if ":" in address else 4
+    with listening(app, *routes, proxyProtocol=True) as proxy:
+        for path, status in (("/denied", 403), ("/allowed", 200)):
+            request = f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+            destination = "10.0.0.1" if version == 4 else "fd00::1"
+            told = f"PROXY TCP{version} {address} {destination} 1 2\r\n{request}"
+            assert f" {status} ".encode() in raw(proxy.port("http"), told.encode()).splitlines()[0]
+
+
+PEER = "192.0.2.99"
+CLAIMS = [
+    ("x-forwarded-for", "203.0.113.7"),
+    ("x-forwarded-proto", "https"),
+    ("x-forwarded-host", "evil.test"),
+    ("x-forwarded-port", "443"),
+    ("x-real-ip", "203.0.113.7"),
+    ("forwarded", "for=203.0.113.7"),
+    ("x-envoy-external-address", "203.0.113.7"),
+    ("x-envoy-original-path", "/admin"),
+]
+
+
+@pytest.mark.parametrize("hops", [0, 1])
+def test_a_backend_is_told_no_lie_of_a_client(app: Server, hops: int) -> None:
+    """Without a trusted proxy a backend gets the peer's address alone; behind one, what that proxy says, then its own.
+
+    A client's X-Forwarded-For is removed in any spelling and number, so that a backend that reads its beginning is not
+    deceived either.
+    """
+    lines = [f"{name}: {value}" for name, value in [*CLAIMS, ("X-Forwarded-For", "198.51.100.1")]]
+    head = "\r\n".join(["GET / HTTP/1.1", "host: shop.test", "connection: close", *lines, "", ""])
+    # By the PROXY protocol the peer has an address of its own; to Envoy a peer on loopback is the host itself.
+    with listening(app, {"backend": "app"}, trustedHops=hops, proxyProtocol=True) as proxy:
+        assert b" 200 " in raw(proxy.port("http"), f"PROXY TCP4 {PEER} 10.0.0.1 1 2\r\n{head}".encode())
+    (request,) = app.requests
+    told = {name: ",".join(request.values(name)) for name, _ in CLAIMS}
+    claimed = {name: value for name, value in CLAIMS if not name.startswith("x-envoy-")}
+    forwarded = f"203.0.113.7,198.51.100.1,{PEER}" if hops else PEER
+    expected = {name: value if hops else "" for name, value in claimed.items()}
+    expected |= {"x-forwarded-for": forwarded, "x-forwarded-proto": "https" if hops else "http"}
+    assert {name: told[name].replace(" ", "") for name in claimed} == expected
+    assert told["x-envoy-external-address"] == ("198.51.100.1" if hops else PEER)
+    assert told["x-envoy-original-path"] == ""
+
+
 def test_the_proxy_protocol_tells_the_client(app: Server) -> None:
     """The address is that of the PROXY header; without one the connection is closed."""
     route = {"backend": "app", "access": {"allow": ["203.0.113.7/32"]}}

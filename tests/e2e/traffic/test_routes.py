@@ -6,8 +6,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -77,6 +79,37 @@ def test_weights_share_the_requests(weights: tuple[int, int], shares: tuple[floa
             assert abs(len(server.requests) - count * share) <= deviation, server.name
 
 
+def test_weights_move_without_a_lost_request() -> None:
+    """From all to none, and back, while requests arrive: each is answered, and the one that has 0 gets none."""
+
+    def shared(first: int, second: int) -> list[JsonObject]:
+        return [{"backends": [{"name": "b0", "weight": first}, {"name": "b1", "weight": second}]}]
+
+    with serving("b0") as old, serving("b1") as new, proxying(shared(1, 0), old, new) as proxy:
+        is_over = threading.Event()
+
+        def shares(names: set[str]) -> bool | None:
+            """Whether the latest weights count; each of Envoy's threads takes them up by itself."""
+            return True if {ask(proxy, "http", "/").body for _ in range(50)} == names else None
+
+        def client() -> set[int]:
+            found = set()
+            while not is_over.is_set():
+                found.add(ask(proxy, "http", "/").status)
+            return found
+
+        backends = [each.declared() for each in (old, new)]
+        with ThreadPoolExecutor(2) as clients:
+            running = [clients.submit(client) for _ in range(2)]
+            try:
+                for weights, names in (((1, 1), {"b0", "b1"}), ((0, 1), {"b1"}), ((10_000, 0), {"b0"})):
+                    proxy.reload(cases.spec([cases.http(*shared(*weights))], backends))
+                    eventually(partial(shares, names), f"weights of {weights}")
+            finally:
+                is_over.set()
+            assert {status for each in running for status in each.result()} == {200}
+
+
 def test_a_timeout_ends_a_response_and_none_is_the_default(app: Server) -> None:
     """A response that takes longer than ``timeout`` is 504; without a timeout it is waited for."""
     app.script = lambda _: Reply(delay_s=1.0)
@@ -99,7 +132,7 @@ def failing(times: int, reply: Reply | None) -> Script:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "POST", "PATCH"])
-@pytest.mark.parametrize("declared", [None, {"on": ["connection", "server-error"]}], ids=["default", "declared"])
+@pytest.mark.parametrize("declared", [None, {"after": ["connection", "server-error"]}], ids=["default", "declared"])
 def test_what_was_sent_is_sent_again_only_where_that_is_safe(
     app: Server, method: str, declared: JsonObject | None
 ) -> None:
@@ -131,10 +164,10 @@ def test_a_refused_connection_is_tried_elsewhere(app: Server, method: str) -> No
     [
         ({"attempts": 3}, Reply(503), 3, 200, 4),
         ({"attempts": 2}, Reply(502), 9, 502, 3),
-        ({"on": ["connection"]}, Reply(503), 1, 503, 1),
-        ({"on": ["gateway-error"]}, Reply(500), 1, 500, 1),
-        ({"on": ["server-error"]}, Reply(500), 1, 200, 2),
-        ({"on": ["server-error"]}, Reply(404), 1, 404, 1),
+        ({"after": ["connection"]}, Reply(503), 1, 503, 1),
+        ({"after": ["gateway-error"]}, Reply(500), 1, 500, 1),
+        ({"after": ["server-error"]}, Reply(500), 1, 200, 2),
+        ({"after": ["server-error"]}, Reply(404), 1, 404, 1),
         ({"attempts": 1, "perTryTimeout": "200ms"}, Reply(delay_s=2.0), 1, 200, 2),
     ],
     ids=str,
@@ -227,6 +260,21 @@ def test_a_redirect_changes_what_is_declared(app: Server, redirect: JsonObject, 
         found = ask(proxy, "http", "/old/x?q=1", host="shop.test")
     assert (found.status, found.value("location")) == (status, location)
     assert app.requests == []
+
+
+def test_a_redirect_never_leads_to_another_site(app: Server) -> None:
+    """Whatever slashes a client sends, the location names the requested host, and its path has no double slash."""
+    routes = [
+        {"match": {"pathPrefix": "/old"}, "redirect": {"prefix": "/"}},
+        {"match": {"pathPrefix": "/older"}, "redirect": {"prefix": "/new"}},
+    ]
+    paths = [f"/{name}{rest}" for name in ("old", "older") for rest in ("", "/", "//evil.test", "///e/x", "?q=//e")]
+    with proxying(routes, app) as proxy:
+        for path in paths:
+            location = urlsplit(str(ask(proxy, "http", path, host="shop.test").value("location")))
+            assert (location.scheme, location.netloc) == ("http", "shop.test"), path
+            assert location.path.startswith("/new" if "older" in path else "/"), path
+            assert "//" not in location.path, path
 
 
 def test_a_fixed_response_is_sent_as_it_is_written(app: Server) -> None:

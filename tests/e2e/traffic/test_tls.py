@@ -1,8 +1,10 @@
 """TLS of listeners, by handshakes with a running Envoy. No Kubernetes is needed."""
 
+import itertools
 import socket
 import ssl
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +12,13 @@ from typing import Any
 
 import pytest
 import trustme
+from cryptography import x509
 
-from operator_app.envoy.clusters import CA_DIRECTORY, ca_directory
-from operator_app.envoy.tls import CERTIFICATE_KEY, PRIVATE_KEY_KEY, TLS_DIRECTORY, tls_directory
+from operator_app.dataplane.answers import parsed
+from operator_app.envoy.internal import LOADED_PATH, READINESS_PATH
+from operator_app.envoy.secrets import CA_DIRECTORY, ca_directory
 from tests.e2e.envoy.envoy_process import DEADLINE_S, NEEDS_ENVOY, EnvoyProcess, Mount, eventually
+from tests.e2e.traffic.certificates import Secret
 from tests.e2e.traffic.servers import Server, ask
 from tests.unit.envoy import cases
 
@@ -22,34 +27,31 @@ pytestmark = [NEEDS_ENVOY, pytest.mark.traffic, pytest.mark.reload]
 NAME = "shop.test"
 
 
-class Secret:
-    """A mounted Secret with a certificate, that is replaced as a kubelet replaces one."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.mount = Mount(Path(tls_directory(name).replace(TLS_DIRECTORY, f"{directory}/mount-tls")))
-
-    def store(self, certificate: trustme.LeafCert, key: trustme.LeafCert | None = None) -> None:
-        """Replace certificate and key; ``key`` is the certificate whose key is stored, if it is another one."""
-        chain = b"".join(each.bytes() for each in certificate.cert_chain_pems)
-        private = (key or certificate).private_key_pem.bytes()
-        self.mount.swap({CERTIFICATE_KEY: chain.decode(), PRIVATE_KEY_KEY: private.decode()})
-
-
 @contextmanager
 def listening(
-    app: Server, certificate: trustme.LeafCert, client_authority: trustme.CA | None = None, **listener: Any
+    app: Server,
+    certificate: trustme.LeafCert | None,
+    client_authority: trustme.CA | None = None,
+    key: trustme.LeafCert | None = None,
+    **listener: Any,
 ) -> Iterator[tuple[EnvoyProcess, Secret]]:
-    """A running Envoy with a listener that speaks TLS beside one that does not, and the first one's Secret."""
+    """A running Envoy with a listener that speaks TLS beside one that does not, and the first one's Secret.
+
+    Without a certificate its mount is empty, as that of an optional Secret which does not exist. ``key`` is the
+    certificate whose key it has, if it is another one.
+    """
     tls = {"secretName": "shop-tls"} | ({"clientCASecretName": "partners"} if client_authority else {})
     declared = [
         cases.http({"backend": "app"}) | {"name": "https", "port": 443, "tls": tls} | listener,
         cases.http({"backend": "app"}),
     ]
     with tempfile.TemporaryDirectory() as directory:
-        for each in ("tls", "ca"):
-            (Path(directory) / f"mount-{each}").mkdir()
+        (Path(directory) / "mount-ca").mkdir()
         secret = Secret(Path(directory), "shop-tls")
-        secret.store(certificate)
+        if certificate is None:
+            secret.mount.swap({})
+        else:
+            secret.store(certificate, key)
         if client_authority is not None:
             mounted = Mount(Path(ca_directory("partners").replace(CA_DIRECTORY, f"{directory}/mount-ca")))
             mounted.swap({"ca.crt": client_authority.cert_pem.bytes().decode()})
@@ -164,6 +166,35 @@ def test_a_renewed_certificate_is_served_without_a_lost_request(app: Server) -> 
             assert get(kept).startswith(b"HTTP/1.1 200")
 
 
+def serial_of(certificate: bytes) -> str:
+    """The serial number of a certificate."""
+    return f"{x509.load_pem_x509_certificate(certificate).serial_number:X}"
+
+
+def test_three_renewals_within_ten_seconds_lose_nothing(app: Server) -> None:
+    """An open connection and handshakes all the time: each is served, and from the last renewal on with the latest."""
+    authority = trustme.CA()
+    with listening(app, authority.issue_cert(NAME)) as (proxy, secret), connected(proxy, authority) as kept:
+        serials: list[str] = []
+        tried = 0
+        for _ in range(3):
+            latest = authority.issue_cert(NAME)
+            secret.store(latest)
+            expected = serial_of(latest.cert_chain_pems[0].bytes())
+            stored_mono = time.monotonic()
+            while serials[-1:] != [expected] or time.monotonic() < stored_mono + 1:
+                assert time.monotonic() < stored_mono + DEADLINE_S, "not served"
+                with connected(proxy, authority) as connection:
+                    assert get(connection).startswith(b"HTTP/1.1 200")
+                    served = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"")
+                    serials.append(serial_of(served.encode()))
+                assert get(kept).startswith(b"HTTP/1.1 200")
+                tried += 2
+        print(f"3 renewals: {tried} requests tried, 0 lost")
+        # Each of the three, and the one before where Envoy had not read the first one yet: never one from before again.
+        assert len([name for name, _ in itertools.groupby(serials)]) == len(set(serials))
+
+
 def test_a_key_that_does_not_fit_leaves_the_certificate_in_place(app: Server) -> None:
     """A broken Secret changes nothing, no other listener is harmed, and once it is right again it is served."""
     authority = trustme.CA()
@@ -176,6 +207,27 @@ def test_a_key_that_does_not_fit_leaves_the_certificate_in_place(app: Server) ->
         assert ask(proxy, "http", "/").status == 200
         secret.store(authority.issue_cert(NAME))
         eventually(lambda: True if serial(proxy, authority) != before else None, "the right certificate")
+
+
+def unusable(proxy: EnvoyProcess) -> list[str]:
+    """The Secrets with which nothing can serve, as the operator reads it off the answer at the readiness port."""
+    return parsed(proxy.get("internal/readiness", LOADED_PATH)[1]).unusable(proxy.files.secrets)
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["missing", "mismatched"])
+def test_a_certificate_that_comes_late_is_served(app: Server, *, is_broken: bool) -> None:
+    """A Secret that is missing or broken at the start is told and harms nothing else; once right, it is served."""
+    authority = trustme.CA()
+    first = authority.issue_cert(NAME) if is_broken else None
+    with listening(app, first, key=authority.issue_cert(NAME)) as (proxy, secret):
+        eventually(lambda: True if proxy.get("internal/readiness", READINESS_PATH)[0] == 200 else None, "ready")
+        assert ask(proxy, "http", "/").status == 200
+        assert unusable(proxy) == ["certificate/shop-tls"]
+        assert is_refused(proxy, authority, None)
+        secret.store(authority.issue_cert(NAME))
+        eventually(lambda: True if unusable(proxy) == [] else None, "the certificate")
+        with connected(proxy, authority) as connection:
+            assert get(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_clients_need_a_certificate_of_the_named_authority(app: Server) -> None:

@@ -1,5 +1,6 @@
 """The CRDs match the models and have the form that the API server requires."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,9 @@ import yaml
 from operator_app.api.crd import crds, to_yaml
 from operator_app.api.kinds import ENVOY_PROXY, GROUP, PROXY_REGISTRATION, Object
 from operator_app.api.models import EnvoyProxySpec, EnvoyProxyStatus, parse_spec
-from tests.api_cases import CASES, NAME_CASE, proxy
+from tests.api_cases import CASES, NAME_CASE, edited, proxy
 from tests.paths import MANIFESTS
+from tests.samples import samples, unknown_fields
 
 ENVOY_PROXY_CRD, HOSTNAME_CLAIM_CRD, HOSTNAME_POLICY_CRD, PROXY_REGISTRATION_CRD = crds()
 
@@ -189,6 +191,8 @@ def test_required_fields() -> None:
         ".spec.backends[].endpoints[]": ["host", "port"],
         ".spec.autoscaling": ["maxReplicas"],
         ".spec.tolerations[]": ["key"],
+        ".spec.affinity.nodes[]": ["key", "operator"],
+        ".spec.affinity.pods[]": ["podLabels"],
         ".spec.topologySpread[]": ["topologyKey"],
         ".spec.imagePullSecrets[]": ["name"],
         ".status.conditions[]": ["type", "status", "observedGeneration", "lastTransitionTime", "reason", "message"],
@@ -259,14 +263,45 @@ def test_the_schemas_fields_are_the_models_fields() -> None:
         assert set(properties[member]["properties"]) == {field.alias for field in model.model_fields.values()}
 
 
-@pytest.mark.parametrize("name", ["minimal", "checkout"])
-def test_a_sample_is_accepted(name: str) -> None:
-    """A sample is valid, and the API server's defaults are those of the models."""
-    documents = yaml.safe_load_all((MANIFESTS / "samples" / f"{name}.yaml").read_text(encoding="utf-8"))
-    (sample,) = (document for document in documents if document["kind"] == ENVOY_PROXY.kind)
-    stored = defaulted(schema_of(ENVOY_PROXY_CRD), sample)
+@pytest.mark.parametrize(("name", "sample"), samples().items(), ids=samples())
+def test_a_sample_is_accepted(name: str, sample: Object) -> None:
+    """A sample is valid without a field too many, has the API server's defaults, and says how it is applied."""
+    schema = schema_of(ENVOY_PROXY_CRD)
+    assert [*unknown_fields(schema, sample)] == []
+    stored = defaulted(schema, sample)
     assert stored != sample
     assert parse_spec(stored) == parse_spec(sample)
+    text = (MANIFESTS / "samples" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert re.search(
+        rf"^#     kubectl apply (--namespace team-a )?-f manifests/samples/{name}.yaml$", text, re.MULTILINE
+    )
+
+
+def test_samples_are_for_one_namespace() -> None:
+    """All of them can be there at the same time: no two have the same name or hostname."""
+    found = list(samples().values())
+    names = [each["metadata"]["name"] for each in found]
+    assert len(names) >= 10
+    assert len(set(names)) == len(names)
+    hostnames = [each["spec"]["registration"]["hostname"] for each in found if "registration" in each["spec"]]
+    assert len(set(hostnames)) == len(hostnames)
+
+
+def test_a_field_that_does_not_exist_is_noticed() -> None:
+    """The check of samples finds what is misspelt, at any depth, and nothing else."""
+    schema = schema_of(ENVOY_PROXY_CRD)
+    assert [*unknown_fields(schema, proxy())] == []
+    wrong = edited(proxy(), ("spec", "listeners", 0, "routes", 0, "retires"), {})
+    assert [*unknown_fields(schema, wrong)] == [".spec.listeners[0].routes[0].retires"]
+
+
+def test_no_field_is_read_as_something_else_in_yaml() -> None:
+    """To YAML 1.1, which kubectl reads, a bare ``on``, ``off``, ``yes`` or ``no`` is a boolean: it would be lost."""
+    below = [(path, node) for crd in crds() for path, node in nodes(schema_of(crd)) if path.startswith(".spec")]
+    texts = {path.rpartition(".")[2].removesuffix("[]") for path, _ in below}
+    texts |= {each for _, node in below for each in node.get("enum", ()) if isinstance(each, str)}
+    assert "listeners" in texts
+    assert {each for each in texts if each and yaml.safe_load(each) != each} == set()
 
 
 def test_defaulting_keeps_every_written_value() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from operator_app.dataplane.answers import parsed
+from operator_app.dataplane.answers import MOST_WORDS, SecretUse, parsed, refusal_in
 
 TEXT = """\
 cluster_manager.cds.version_text: "sha256:1"
@@ -56,3 +56,68 @@ def test_anything_else_is_no_answer(text: str) -> None:
     """A page of somebody else at that address does not count as loaded."""
     with pytest.raises(ValueError, match=r"."):
         parsed(text)
+
+
+SECRETS = """\
+sds.certificate/shop.tls.key_rotation_failed: {refusals}
+sds.certificate/shop.tls.update_success: {reads}
+sds.authorities/partners.key_rotation_failed: 0
+sds.authorities/partners.update_success: {others}
+"""
+KNOWN = "listener.0.0.0.0_10443.ssl.certificate.{}.expiration_unix_time_seconds: 32503680000\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SECRETS.format(reads=1, refusals=0, others=1), ["authorities/partners", "certificate/shop.tls"]),
+        (SECRETS.format(reads=1, refusals=0, others=0), ["authorities/partners"]),
+        (SECRETS.format(reads=1, refusals=1, others=1), ["certificate/shop.tls"]),
+        (
+            SECRETS.format(reads=3, refusals=2, others=1) + KNOWN.format("certificate/shop.tls"),
+            ["authorities/partners"],
+        ),
+    ],
+    ids=["never looked at again", "one is missing", "one is broken", "one is known"],
+)
+def test_secrets_that_nothing_serves_with(text: str, expected: list[str]) -> None:
+    """What was never right since Envoy's start is told; what is right waits for what it is needed with."""
+    assert parsed(TEXT + text).unusable(["certificate/shop.tls", "authorities/partners"]) == expected
+
+
+def test_secrets_that_are_used() -> None:
+    """A later change that can't be used leaves a Secret in use, and counts."""
+    text = SECRETS.format(reads=3, refusals=2, others=1)
+    text += KNOWN.format("certificate/shop.tls") + KNOWN.format("authorities/partners")
+    answer = parsed(TEXT + text)
+    assert answer.unusable(answer.secrets) == []
+    assert answer.secrets["certificate/shop.tls"] == SecretUse(is_known=True, reads=3, refusals=2)
+    assert answer.versions == parsed(TEXT).versions
+
+
+ENTRY = "[2026-11-30 15:28:49.668][9][warning][config] [file.cc:81] Filesystem "
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", ""),
+        (ENTRY + "started\n", ""),
+        (ENTRY + "config update rejected: no such  field: 'a'\n" + '{"path":"/"}\n', "no such field: 'a'"),
+        (ENTRY + "config update failure: not JSON\n" + ENTRY + "started\n", "not JSON"),
+        (ENTRY + "config update rejected: one\n" + ENTRY + "config update rejected: two\n", "two"),
+        (
+            ENTRY + 'config update rejected: goo.gle/debugonly   \nname: "a"\n: no name\n' + '{"path":"/"}\n',
+            'name: "a" : no name',
+        ),
+        (
+            ENTRY + "config update rejected: a\n" + ENTRY + "config update rejected: Invalid path: /etc/envoy-tls/x\n",
+            "a",
+        ),
+        (ENTRY + "config update rejected: " + "x" * 1000, "... " + "x" * MOST_WORDS),
+    ],
+    ids=["empty", "none", "one", "unreadable", "the last", "with the message", "of a Secret", "long"],
+)
+def test_why_a_file_was_refused(log: str, words: str) -> None:
+    """Envoy's last words about a file, in one line of bounded length, without requests of clients."""
+    assert refusal_in(log) == words

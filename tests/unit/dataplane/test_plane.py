@@ -13,15 +13,16 @@ import pytest
 from operator_app.api.kinds import CONFIG_MAP, POD, Key, Kind, Object
 from operator_app.api.models import parse_spec
 from operator_app.apply import Result
-from operator_app.dataplane.answers import Answer
+from operator_app.dataplane.answers import Answer, SecretUse
 from operator_app.dataplane.asking import UnreachableError
-from operator_app.dataplane.memory import STEP_TIMEOUT_S, UNREACHABLE_WAITS_S
+from operator_app.dataplane.memory import SECRET_WAITS_S, STEP_TIMEOUT_S, UNREACHABLE_WAITS_S
 from operator_app.dataplane.plane import DataPlane
 from operator_app.desired import children
 from operator_app.envoy.files import CLUSTERS_FILE, Files, rendered, version_of
 from operator_app.results import Outcome, Problem, Programming
 from tests.unit.dataplane.pod_objects import pod
-from tests.unit.scripted_api import ScriptedApi, components, refused_by_policy
+from tests.unit.scripted_api import Answer as ApiAnswer
+from tests.unit.scripted_api import Line, ScriptedApi, components, refused, refused_by_policy
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +56,7 @@ class Envoy:
     is_silent: bool = False
     warming: int = 0
     asked: int = 0
+    secrets: dict[str, SecretUse] = field(default_factory=dict)
 
     def read(self, files: Files) -> None:
         """Load the files, but for the one that it refuses."""
@@ -84,7 +86,7 @@ class World:
         envoy.asked += 1
         if envoy.is_silent:
             raise UnreachableError("no route to host")
-        return Answer(dict(envoy.versions), dict(envoy.refusals), envoy.warming)
+        return Answer(dict(envoy.versions), dict(envoy.refusals), envoy.warming, dict(envoy.secrets))
 
     def store_files(self, obj: Object, files: Files) -> Outcome:
         """Give the ConfigMap these files, owned by the operator; returns what became of it."""
@@ -130,6 +132,16 @@ def touched(name: str, ip: str, revision: str) -> Any:  # noqa: ANN401 - a funct
     return answer
 
 
+def touches_of(names: dict[str, str], revision: str) -> list[Line]:
+    """One touch of each of these Pods, by name with their addresses, in any order."""
+
+    def answer(body: Object) -> tuple[int, Object]:
+        found: tuple[int, Object] = touched(body["metadata"]["uid"], names[body["metadata"]["uid"]], revision)(body)
+        return found
+
+    return [("patch Pod/status", answer)] * len(names)
+
+
 @asynccontextmanager
 async def world(
     folder: Path, obj: Object, *, pods: int = 1, touches: int = 0, is_asking: bool = True, **changes: Any
@@ -151,15 +163,7 @@ async def world(
     ]
     api = ScriptedApi()
     for _ in range(touches // pods):
-        api.add(
-            [
-                (
-                    "patch Pod/status",
-                    lambda body: touched(body["metadata"]["uid"], names[body["metadata"]["uid"]], files.revision)(body),
-                )
-            ]
-            * pods
-        )
+        api.add(touches_of(names, files.revision))
     async with components(api, folder, *known) as own:
         found = World(api, is_asking)
         found.envoys = {ip: Envoy(dict(files.versions)) for ip in names.values()}
@@ -244,21 +248,44 @@ async def test_a_step_that_a_pod_never_takes_is_waited_for_within_a_bound(tmp_pa
         assert it.target.texts == files_of(edited).texts
 
 
+def log_of(it: World) -> ApiAnswer:
+    """The log of an Envoy that has refused a file."""
+    assert it.touches
+    return lambda _: (200, {"line": "[2026-11-30 15:28:49][9][warning][config] config update rejected: no such field"})
+
+
+async def test_a_log_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    """Without the right to read it the status says where Envoy's words are."""
+    edited = proxy("b", "a", generation=2)
+    async with world(tmp_path, proxy("a", "b"), touches=1) as it:
+        await it.reconcile(proxy("a", "b"))
+        await it.reconcile(edited)
+        it.envoys["10.0.0.1"].refuses = "rds-http.json"
+        it.deliver()
+        it.api.add(("get Pod/log", refused(403, "Forbidden")))
+        found = await it.reconcile(edited)
+        assert found.reason == "ConfigurationRefused"
+        assert "Why: kubectl logs -n team-a web-1" in found.message
+
+
 @pytest.mark.parametrize("file", [CLUSTERS_FILE, "rds-http.json"])
 async def test_what_an_envoy_refuses_is_taken_back(file: str, tmp_path: Path) -> None:
     """One Pod of two refuses a file: all that was there before returns, and stays until the declaration changes."""
     edited = proxy("b", "a", generation=2)
     edited["spec"]["backends"][0]["endpoints"][0]["port"] = 81
     before = proxy("a", "b")
-    async with world(tmp_path, before, pods=2, touches=4) as it:
+    async with world(tmp_path, before, pods=2, touches=2) as it:
         await it.reconcile(before)
         await it.reconcile(edited)
         it.envoys["10.0.0.2"].refuses = file
         it.deliver()
+        names = {"web-1": "10.0.0.1", "web-2": "10.0.0.2"}
+        it.api.add(("get Pod/log", log_of(it)), touches_of(names, files_of(edited).revision))
         found = await it.reconcile(edited)
         assert told(found) == ("ConfigurationRefused", False, 0.0)
         assert found.needs_user_action
         assert f"Pod web-2 refuses {file}" in found.message
+        assert "Why: no such field" in found.message
 
         await it.reconcile(edited)
         assert it.target.texts == files_of(before).texts
@@ -351,6 +378,35 @@ async def test_a_pod_that_may_not_be_touched_is_told(tmp_path: Path) -> None:
         assert told(await it.reconcile(edited)) == LOADED
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        refused(401, "Unauthorized"),
+        refused(403, "Forbidden"),
+        refused(404, "NotFound"),
+        refused(409, "Conflict"),
+        refused(422, "Invalid"),
+        refused(429, "TooManyRequests"),
+        refused(500, "InternalError"),
+        refused(503, "ServiceUnavailable"),
+    ],
+    ids=["401", "403", "404", "409", "422", "429", "500", "503"],
+)
+async def test_a_touch_that_fails_is_made_again(fault: ApiAnswer, tmp_path: Path) -> None:
+    """Whatever the API server answers to a touch, the reconcile goes on, and the next one touches once more."""
+    edited = proxy("b", "a", generation=2)
+    async with world(tmp_path, proxy("a", "b")) as it:
+        await it.reconcile(proxy("a", "b"))
+        it.api.add(("patch Pod/status", fault))
+        assert (await it.reconcile(edited)).reason == "Loading"
+        it.api.add(("patch Pod/status", touched("web-1", "10.0.0.1", files_of(edited).revision)))
+        assert (await it.reconcile(edited)).reason == "Loading"
+        await it.reconcile(edited)
+        assert it.touches == 1, "the one that came through, and no other"
+        it.deliver()
+        assert told(await it.reconcile(edited)) == LOADED
+
+
 async def test_a_repaired_config_map_is_asked_for_again(tmp_path: Path) -> None:
     """A drift may have reached an Envoy before its repair: each write has every Pod asked."""
     async with world(tmp_path, proxy("a"), touches=1) as it:
@@ -364,3 +420,58 @@ async def test_a_repaired_config_map_is_asked_for_again(tmp_path: Path) -> None:
         assert version_of(it.config_map["data"][CLUSTERS_FILE]) == files_of(proxy("a")).versions["cluster_manager.cds"]
         it.deliver()
         assert told(await it.reconcile(proxy("a"))) == LOADED
+
+
+def encrypted() -> Object:
+    """A proxy whose listener speaks TLS."""
+    obj = proxy("a")
+    obj["spec"]["listeners"][0]["tls"] = {"secretName": "shop-tls"}
+    return obj
+
+
+async def test_a_secret_that_can_not_be_used_is_told_by_name(tmp_path: Path) -> None:
+    """The Pod is asked ever more rarely and never touched for it; once the Secret is right, that is told."""
+    async with world(tmp_path, encrypted()) as it:
+        envoy = it.envoys["10.0.0.1"]
+        envoy.secrets = {"certificate/shop-tls": SecretUse()}
+        found = await it.reconcile(encrypted())
+        assert told(found) == ("InvalidCertificateRef", False, SECRET_WAITS_S[0])
+        assert "Pod web-1 finds no tls.crt and tls.key that fit in Secret shop-tls" in found.message
+        assert "serves nobody" in found.message
+        await it.reconcile(encrypted())
+        assert envoy.asked == 1
+        for _ in range(10):
+            it.now_mono += it_waits(found)
+            found = await it.reconcile(encrypted())
+        assert (found.requeue_after_s, it.touches) == (SECRET_WAITS_S[-1], 0)
+        envoy.secrets = {"certificate/shop-tls": SecretUse(is_known=True, reads=1)}
+        it.now_mono += it_waits(found)
+        assert told(await it.reconcile(encrypted())) == LOADED
+
+
+async def test_a_renewal_that_can_not_be_used_is_told_until_the_next_one(tmp_path: Path) -> None:
+    """The certificate before goes on serving, which is said, too."""
+    async with world(tmp_path, encrypted()) as it:
+        envoy = it.envoys["10.0.0.1"]
+        envoy.secrets = {"certificate/shop-tls": SecretUse(is_known=True, reads=1)}
+        assert told(await it.reconcile(encrypted())) == LOADED
+        envoy.secrets = {"certificate/shop-tls": SecretUse(is_known=True, reads=2, refusals=1)}
+        found = await it.reconcile(encrypted(), is_resync=True)
+        assert told(found) == ("InvalidCertificateRef", False, SECRET_WAITS_S[0])
+        assert "goes on with what was there before" in found.message
+        it.now_mono += it_waits(found)
+        assert (await it.reconcile(encrypted())).reason == "InvalidCertificateRef"
+        envoy.secrets = {"certificate/shop-tls": SecretUse(is_known=True, reads=4, refusals=2)}
+        it.now_mono += 60
+        assert told(await it.reconcile(encrypted())) == LOADED
+
+
+async def test_a_pod_with_clusters_of_its_own_is_neither_asked_nor_touched(tmp_path: Path) -> None:
+    """It lacks the Secret that the new clusters need, so it keeps those before until it is replaced."""
+    edited = proxy("a", generation=2)
+    edited["spec"]["backends"][0]["tls"] = {"serverName": "a.internal", "caSecretName": "internal-ca"}
+    async with world(tmp_path, proxy("a")) as it:
+        assert told(await it.reconcile(proxy("a"))) == LOADED
+        assert told(await it.reconcile(edited)) == ("OlderPodServes", False, None)
+        assert it.target == files_of(edited)
+        assert (it.envoys["10.0.0.1"].asked, it.touches) == (1, 0)

@@ -1,5 +1,6 @@
 """The whole configuration as data; ``tests/e2e/envoy`` runs Envoy with it."""
 
+import itertools
 import json
 import re
 from random import Random
@@ -104,6 +105,24 @@ def test_the_revision_names_what_a_running_pod_can_not_follow(
     both = before.texts.keys() & after.texts.keys()
     assert (before.bootstrap_file in both) is (f"lds-{before.revision}.json" in both) is is_same
     assert all(map(is_file, (*before.texts, *after.texts, "envoy.json")))
+
+
+def test_another_secret_of_backends_makes_other_files() -> None:
+    """Pods that lack it keep routes and clusters that they can serve; all others follow the same files."""
+    verified = {"name": "app", "endpoints": cases.ENDPOINTS["DNS"]}
+    plain, one, two = (
+        rendered(cases.spec([cases.http(), cases.tcp()], [verified | added]))
+        for added in ({}, *({"tls": {"serverName": "app", "caSecretName": name}} for name in ("one", "two")))
+    )
+    for before, after in itertools.permutations((plain, one, two), 2):
+        assert not before.are_read_by(after.revision)
+        assert not before.texts.keys() & after.texts.keys()
+        assert all(map(is_file, before.texts))
+    assert one.are_read_by(rendered(cases.spec([cases.http()], [verified | {"tls": TLS}])).revision)
+    assert one.secrets == {"authorities/one": "one"}
+
+
+TLS = {"serverName": "other", "caSecretName": "one"}
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "envoy-1.json", "lds.json", "rds-.json", "xcds.json", "cds.json.bak"])

@@ -15,12 +15,13 @@ from tests.e2e.controlplane import StartError
 from tests.e2e.faults import __main__ as command
 from tests.e2e.faults import checks, lives, outside
 from tests.e2e.faults.campaign import Campaign, Run, foreign_objects
-from tests.e2e.faults.catalogue import starts
+from tests.e2e.faults.catalogue import everything, starts
 from tests.e2e.faults.injector import Injector
 from tests.e2e.faults.observer import View
 from tests.e2e.faults.plan import KILLS, ON_THE_WIRE, Asked, Fault, FaultKind, Plan, Point, applicable, pairs
 from tests.e2e.faults.report import page
 from tests.e2e.faults.scenarios import NAME, SCENARIOS, fresh_proxy, hostnames
+from tests.e2e.faults.selection import EVENTS, REQUESTS
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 from tests.unit.kube.scripted_client import kubeconfig_in
 
@@ -131,7 +132,7 @@ def test_logs_are_kept_only_after_a_failure(
     run.is_injected = is_injected
     run.settled_at = datetime(2026, 7, 2, tzinfo=UTC)
 
-    def experiment(directory: Path, _report: object) -> tuple[list[Run], list[str]]:
+    def experiment(directory: Path, *_: object) -> tuple[list[Run], list[str]]:
         if has_logs:
             (directory / "operator.log").write_text("{}")
         return [run], []
@@ -152,7 +153,7 @@ def test_logs_are_kept_only_after_a_failure(
 def test_no_directory_stays_where_nothing_could_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A control plane that does not start is an exit code of 1 and nothing else."""
 
-    def experiment(_directory: Path, _report: object) -> tuple[list[Run], list[str]]:
+    def experiment(*_: object) -> tuple[list[Run], list[str]]:
         raise StartError("etcd did not start")
 
     monkeypatch.setattr(command, "_experiment", experiment)
@@ -187,6 +188,22 @@ def test_a_second_fault_is_armed_by_the_first_and_strikes_once() -> None:
     assert {each["injected"] for each in notices if "injected" in each} == Run(
         FIRST, first.kind, first.point, FaultKind.CONFLICT, namespace=TEAM
     ).fault_ids
+
+
+def test_the_parts_of_a_campaign_are_the_whole_of_it() -> None:
+    """Each run is in exactly one part, whatever way it has to be conducted in."""
+    points = (Point("apply", "ConfigMap"), Point("event", "Service"), Point("create", "Event"))
+    catalogue = everything({each.name: points for each in SCENARIOS})
+    parts = catalogue.parts().values()
+    assert all(catalogue.groups()), "every way is tried"
+    assert sorted(id(run) for part in parts for run in part.runs()) == sorted(map(id, catalogue.runs()))
+
+
+def test_every_kind_of_fault_is_selected_for_the_tests() -> None:
+    """In one of both selections; that a list or a watch is refused as gone, other tests try."""
+    selected = {kind for _, kind, _, _ in (*REQUESTS, *EVENTS)}
+    assert set(FaultKind) - selected == {FaultKind.GONE}
+    assert {each.name for each, *_ in (*REQUESTS, *EVENTS)} == {each.name for each in SCENARIOS}
 
 
 def test_every_request_gets_pairs_of_all_faults_in_turn() -> None:

@@ -60,13 +60,25 @@ def test_a_right_in_one_namespace_is_not_used_in_another() -> None:
 
 
 def test_an_apply_that_creates_uses_create_and_the_owners_finalizers() -> None:
-    """Neither has a request of its own."""
+    """Neither has a request of its own; what is refused, or names no owner that waits, uses no right to finalizers."""
     create = Right("", "", "configmaps", "create")
     finalizers = Right("", "edge.operator-app.dev", "envoyproxies/finalizers", "update")
-    owned = {"metadata": {"ownerReferences": [{"blockOwnerDeletion": True}]}}
-    assert used([an_entry()], {create, finalizers}) == set()
-    assert used([an_entry(code=201)], {create, finalizers}) == {create}
-    assert used([an_entry(code=201, request=owned)], {create, finalizers}) == {create, finalizers}
+    owned: Object = {"kind": "ConfigMap", "metadata": {"ownerReferences": [{"blockOwnerDeletion": True}]}}
+    rights = {create, finalizers}
+    assert used([an_entry(request={"kind": "ConfigMap"})], rights) == set()
+    assert used([an_entry(code=201, request={"kind": "ConfigMap"})], rights) == {create}
+    assert used([an_entry(code=201, request=owned)], rights) == {create, finalizers}
+    assert used([an_entry(code=409, request=owned)], rights) == set()
+
+
+def test_a_patch_of_owners_uses_the_right_to_delete() -> None:
+    """An apply declares the owners that are there, and uses nothing of it; a patch names them only to change them."""
+    delete = Right("", "", "configmaps", "delete")
+    metadata: Object = {"ownerReferences": None}
+    assert used([an_entry(request={"metadata": metadata})], {delete}) == {delete}
+    assert used([an_entry(request={"metadata": metadata}, code=409)], {delete}) == set()
+    assert used([an_entry(request={"metadata": {"labels": {}}})], {delete}) == set()
+    assert used([an_entry(request={"kind": "ConfigMap", "metadata": metadata})], {delete}) == set()
 
 
 def test_a_subresource_is_a_right_of_its_own() -> None:

@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import pytest
 import trustme
@@ -23,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from operator_app.errors import ConfigurationError
 from operator_app.kube import transport
 from operator_app.kube.kubeconfig import Endpoint, ExecPlugin, endpoint
+from operator_app.kube.sockets import QuickBackend
 from operator_app.kube.transport import (
     AuthorizedTransport,
     ExecToken,
@@ -382,6 +386,68 @@ async def status_of(pool: RenewedTransport, server: str) -> int:
     response = await pool.handle_async_request(httpx2.Request("GET", server))
     await response.aread()
     return response.status_code
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_connection_is_used_again_unless_its_server_has_closed_it(tmp_path: Path) -> None:
+    """Then the request goes over another one, and not into an error after which a write's fate would be unknown."""
+    authority, may_close, is_closed, requests = Authority(), anyio.Event(), anyio.Event(), list[int]()
+    authority.write(tmp_path)
+    connections = count(1)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = next(connections)
+        for _ in range(2):
+            await reader.readuntil(b"\r\n\r\n")
+            requests.append(number)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await may_close.wait()
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        is_closed.set()
+
+    server = await asyncio.start_server(answer, "localhost", ssl=authority.tls)
+    address = {"server": f"https://localhost:{server.sockets[0].getsockname()[1]}", "certificate-authority": "ca.pem"}
+    user = {"client-certificate": "client.pem", "client-key": "client.key"}
+    found = endpoint(kubeconfig_in(tmp_path, address, user), None, environ={})
+    pool = RenewedTransport(found, tls_context(found), load=lambda: found, max_connections=None)
+    try:
+        assert [await status_of(pool, found.server) for _ in range(2)] == [200, 200]
+        may_close.set()
+        await is_closed.wait()
+        assert [await status_of(pool, found.server) for _ in range(2)] == [200, 200]
+    finally:
+        await pool.aclose()
+        server.close()
+    assert requests == [1, 1, 2, 2]
+
+
+async def test_an_idle_stream_tells_what_the_librarys_own_tells() -> None:
+    """Nothing to read, a byte to read, closed by the server, and closed here: as the library says, but sooner."""
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        quick = await QuickBackend().connect_tcp("127.0.0.1", port)
+        server: Any = listener.listeners[0]
+        accepted = await server.accept()
+        own = quick._inner
+        said = [quick.get_extra_info("is_readable")]
+        await accepted.send(b"x")
+        with anyio.fail_after(10):
+            while not own.get_extra_info("is_readable"):
+                await anyio.lowlevel.checkpoint()
+        said.append(quick.get_extra_info("is_readable"))
+        assert await quick.read(1) == b"x"
+        said.append(quick.get_extra_info("is_readable"))
+        await accepted.aclose()
+        with anyio.fail_after(10):
+            while not own.get_extra_info("is_readable"):
+                await anyio.lowlevel.checkpoint()
+        said.append(quick.get_extra_info("is_readable"))
+        assert quick.get_extra_info("server_addr") == own.get_extra_info("server_addr")
+        await quick.aclose()
+        said.append(quick.get_extra_info("is_readable"))
+    assert said == [False, True, False, True, True]
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 import pytest
 
 from operator_app.errors import ConfigurationError
-from operator_app.observability.http import LOOP_STUCK_AFTER_S, MAX_CONNECTIONS, Health, serving
+from operator_app.observability.http import LOOP_STUCK_AFTER_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES, Health, serving
 from operator_app.observability.metrics import Metrics
 
 
@@ -53,6 +53,14 @@ def test_connections_are_bounded_and_probes_get_in() -> None:
         assert len(served) <= 2 * MAX_CONNECTIONS
         for each in idle:
             each.close()
+
+
+def test_a_request_is_not_read_for_ever() -> None:
+    """Header lines without an end are answered once they are too many, whatever else would come."""
+    with serving(0, Metrics(), Health(Clock())) as port, socket.create_connection(("127.0.0.1", port), 30) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"b" * (MAX_REQUEST_BYTES - 100))
+        client.sendall(b"c" * 200)
+        assert client.recv(12) == b"HTTP/1.0 200"
 
 
 def test_readyz_is_about_being_ready_and_alive() -> None:

@@ -13,9 +13,12 @@ ROOT: Final = MANIFESTS.parent
 SPEC: Final[Object] = crds()[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 
 
+TEXT: Final = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
+
+
 def rows() -> list[tuple[set[str], set[str]]]:
     """The fields and the tests of each row of the first table."""
-    text = (ROOT / "docs" / "features.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    text = TEXT.partition("\n## ")[0]
     cells = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")][1:]
     return [(set(re.findall("`([^`]+)`", row[1])), set(re.findall("`([^`]+)`", row[2]))) for row in cells]
 
@@ -46,3 +49,16 @@ def test_every_row_names_tests_that_exist() -> None:
             file, _, function = each.partition("::")
             text = Path(ROOT / file).read_text(encoding="utf-8")
             assert f"def {function}(" in text, each
+
+
+def test_what_is_missing_is_told_with_a_reason() -> None:
+    """Each row of the comparison says of each of the others whether it has the feature, and why it is not here."""
+    section = TEXT.partition("\n## What others have and this has not\n")[2].partition("\n## ")[0]
+    compared = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
+    assert compared[0][1:4] == ["Contour", "Envoy Gateway", "ingress-nginx"]
+    assert len(compared) >= 17
+    for feature, *others, reason in compared[2:]:
+        assert len(others) == 3, feature
+        assert set(others) <= {"yes", "some", "no"}, feature
+        assert "yes" in others or "some" in others, feature
+        assert len(reason.split()) >= 4, feature

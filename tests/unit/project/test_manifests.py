@@ -59,10 +59,10 @@ OPERATOR_CLUSTER: Final = {
             "delete": "prune where the spec does not ask for it any more",
         }.items()
     },
-    ("", "pods", "get"): "a Pod that a watch has missed",
     ("", "pods", "list"): "start of a watch",
     ("", "pods", "watch"): "learn which proxies serve, where they can be asked, and why others do not",
     ("", "pods/status", "patch"): "one annotation, which makes the kubelet fetch a changed ConfigMap at once",
+    ("", "pods/log", "get"): "why an Envoy has refused a file, in its own words, once for each refusal",
     ("", "namespaces", "get"): "the tenant label of one namespace; the UID of kube-system, the cluster's identity",
     ("", "namespaces", "list"): "start of a watch",
     ("", "namespaces", "watch"): "learn of a changed tenant label",

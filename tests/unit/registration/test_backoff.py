@@ -79,3 +79,16 @@ def test_a_success_ends_the_pause() -> None:
     failing.forget("one")
     assert failing.pause(a_record(), now_mono=0) is None
     assert failing.failed(a_record(), DOWN, now_mono=0).requeue_after_s == 1
+
+
+def test_a_record_that_an_open_circuit_defers_waits_for_the_next_probe_and_then_longer() -> None:
+    """The first time only until the probe, then as after failures in a row, and never shorter than the circuit says."""
+    waiting = backoff()
+    pauses = [waiting.defer(a_record(), DOWN, now_mono=10, open_s=0.25).requeue_after_s for _ in range(4)]
+    assert pauses == [0.25, 1, 2, 4]
+    assert waiting.defer(a_record(), DOWN, now_mono=10, open_s=30).requeue_after_s == 30
+    paused = waiting.pause(a_record(), now_mono=30)
+    assert paused is not None
+    assert (paused.problem, paused.requeue_after_s) == (DOWN, 10)
+    assert waiting.pause(a_record(generation=2), now_mono=30) is None, "an edit may be what closes it"
+    assert waiting.failed(a_record(), DOWN, now_mono=10).requeue_after_s == 5

@@ -425,6 +425,23 @@ def test_a_shard_whose_token_can_not_begin_is_given_back() -> None:
     assert len(replica.due(LeaseAction.ACQUIRE)) == 1
 
 
+def test_a_shard_that_another_division_claims_meanwhile_is_given_back() -> None:
+    """Before the heartbeat that would begin its token is confirmed: it begins none, and the shard is released."""
+    replica = OneReplica()
+    replica.join()
+    (acquisition,) = replica.due(LeaseAction.ACQUIRE)
+    replica.succeed(acquisition)
+    (beat,) = replica.due(LeaseAction.BEAT)
+    replica.succeed(beat)
+    replica.version += 1
+    other = a_lease(shard_lease_name(3), shards=5, holderIdentity="other")
+    other["metadata"]["resourceVersion"] = str(replica.version)
+    replica.state.observe(other, now_mono=replica.now)
+    replica.deliver()
+    assert replica.state.held == ()
+    assert [each.shard for each in replica.due(LeaseAction.RELEASE)] == [0]
+
+
 def test_a_lease_expires_by_the_observers_own_clock() -> None:
     """Times written in a Lease are ignored; it expires its duration after its last change was observed."""
     replica = OneReplica()

@@ -53,6 +53,14 @@ def test_a_taken_field_names_who_when_from_and_to() -> None:
     assert str(reason) == ".spec.replicas taken by kubectl-edit at 2026-07-02T10:00:00Z: 5 -> 2"
 
 
+def test_a_field_that_was_not_taken_names_nobody() -> None:
+    """A co-owner of a field that is ours has taken nothing, and an edit of the declaration is no rival's doing."""
+    live = stored(DESIRED | {"spec": {"replicas": 5}})
+    live["metadata"]["managedFields"].append(entry(live, {"f:spec": {"f:replicas": {}}}, manager="helm"))
+    (reason,) = why(live)
+    assert (reason.drift, reason.managers, reason.taken_at) == (Drift.DIFFERS, (), None)
+
+
 def test_the_moment_is_the_one_of_the_taking() -> None:
     """Later writes of the same manager to other fields, its status updates for instance, are not the moment."""
     live = taken(stored(DESIRED), "rival", "2026-07-02T10:00:00Z")

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operator_app.api.kinds import Object
-from operator_app.ssa.fields import Difference, Drift, Path, differences, dotted, fields_of, owned_values, owners_of
+from operator_app.ssa.fields import (
+    Difference,
+    Drift,
+    Path,
+    differences,
+    dotted,
+    fields_of,
+    foreign_fields,
+    owned_values,
+    owners_of,
+)
 from tests.unit.ssa.field_sets import Shape, configuration, element, entry, field_set, stored
 
 TAKEN, OUTDATED, UNWANTED = Drift
@@ -564,3 +574,18 @@ def test_every_leaf_that_we_own_is_read_with_its_live_value() -> None:
         ("f:spec", "f:replicas"): 3,
         ("f:spec", "f:selector"): None,
     }
+
+
+def test_foreign_fields_are_told_with_their_manager_at_their_outermost_place() -> None:
+    """Not what is ours as well, not what our updates or a subresource own, and at most as many as asked for."""
+    live = living({"a": 1, "b": {"c": 1, "d": 1}}, {"f:x": {"f:a": {}, "f:b": {"f:c": {}}}})
+    live["metadata"]["managedFields"] += [
+        entry(live, {"f:spec": {"f:x": {"f:a": {}, "f:b": {".": {}, "f:c": {}, "f:d": {}}}}}, manager="helm"),
+        entry(live, {"f:spec": {"f:y": {"f:z": {}}}}, manager="", operation="Update"),
+        entry(live, {"f:spec": {"f:mine": {}}}, operation="Update"),
+        entry(live, {"f:spec": {"f:counted": {}}}, manager="controller", subresource="status"),
+    ]
+    assert foreign_fields(live, ("f:spec",)) == (".spec.x.b.d by helm", ".spec.y by an unnamed manager")
+    assert foreign_fields(live, ("f:spec", "f:x")) == (".spec.x.b.d by helm",)
+    assert foreign_fields(live, ("f:spec",), most=1) == (".spec.x.b.d by helm",)
+    assert foreign_fields(live, ("f:status",)) == ()
