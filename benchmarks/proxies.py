@@ -3,23 +3,29 @@
 Run as ``python -m benchmarks.proxies [PROXIES]`` (100 by default), or ``make bench-proxies``; root, as for the node. So
 many EnvoyProxies with one Pod and one HTTP listener each, and one with four listeners of which two speak TLS, are made
 on one node; once all are Ready, each Envoy's process is looked at: inotify instances, which a kernel bounds for each
-user id, open files, threads, and memory of its own.
+user id, open files, threads, and memory of its own. With ``--processes`` the same files are read by so many Envoys
+outside of any node, each as another user.
 """
 
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, Key, Object
+from operator_app.api.models import parse_spec
 from tests.e2e.controlplane import ControlPlane
+from tests.e2e.envoy.envoy_process import EnvoyProcess
 from tests.e2e.kube import SERVICE_ACCOUNT, Kube, wait_until
 from tests.e2e.node import Node
+from tests.e2e.node.envoy import ENVOY
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.process_tree import family_of
 from tests.e2e.proxies import a_proxy, holds
@@ -29,6 +35,8 @@ PROXIES: Final = 100
 NAMESPACE_NAME: Final = "proxies"
 TIMEOUT_S: Final = 900.0
 MIB: Final = 2**20
+FIRST_USER: Final = 20_000
+BACKENDS: Final = [{"name": "app", "endpoints": [{"host": "10.96.0.9", "port": 80}]}]
 INSTANCES: Final = Path("/proc/sys/fs/inotify/max_user_instances")
 
 
@@ -78,10 +86,9 @@ def create(admin: Kube, proxies: int) -> None:
     """Make so many proxies, and the larger one."""
     admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE_NAME}})
     admin.wait_until(SERVICE_ACCOUNT, Key(NAMESPACE_NAME, "default"), bool)
-    backends = [{"name": "app", "endpoints": [{"host": "10.96.0.9", "port": 80}]}]
     for number in range(proxies):
-        admin.create(ENVOY_PROXY, a_proxy(NAMESPACE_NAME, f"p{number}", backends=backends))
-    admin.create(ENVOY_PROXY, larger() | {"spec": larger()["spec"] | {"backends": backends}})
+        admin.create(ENVOY_PROXY, a_proxy(NAMESPACE_NAME, f"p{number}", backends=BACKENDS))
+    admin.create(ENVOY_PROXY, larger() | {"spec": larger()["spec"] | {"backends": BACKENDS}})
 
 
 def tell(name: str, found: list[Use]) -> None:
@@ -107,19 +114,24 @@ def measure(admin: Kube, node: Node, proxies: int) -> None:
     wait_until(lambda: ready() == proxies, TIMEOUT_S, f"{proxies} proxies to be Ready")
     wait_until(lambda: len(list(envoys(node))) == proxies + 1, TIMEOUT_S, "all Envoys")
     print(f"{proxies} of {proxies} proxies were Ready after {time.monotonic() - begun_mono:.0f} s")
-    uses = [Use.of(each) for each in envoys(node)]
-    most = max(each.inotify_instances for each in uses)
+    tell_all([Use.of(each) for each in envoys(node)], before_kib)
+
+
+def tell_all(uses: list[Use], before_kib: int) -> None:
+    """Print what these take together, of a machine that had so much memory before."""
     print("| proxy | Envoys | inotify instances | open files | threads | own MiB p50 | own MiB max |")
     print("|---|---|---|---|---|---|---|")
-    tell("one HTTP listener", [each for each in uses if each.inotify_instances < most])
-    tell("four, of which two speak TLS", [each for each in uses if each.inotify_instances == most])
+    alike = Counter(each.inotify_instances for each in uses)
+    for instances in sorted(alike):
+        name = "one HTTP listener" if instances == min(alike) else "four, of which two speak TLS"
+        tell(name, [each for each in uses if each.inotify_instances == instances])
     by_user = Counter[int]()
     for each in uses:
         by_user[each.user] += each.inotify_instances
     limit = INSTANCES.read_text().strip()
     print(f"user ids: {len(by_user)}; most inotify instances of one: {max(by_user.values())} of {limit}")
     whole = (before_kib - available_kib()) / 1024 / len(uses)
-    print(f"memory of the machine for each, with the Pod's other processes and the API server's part: {whole:.0f} MiB")
+    print(f"memory of the machine for each, with whatever else was started for it: {whole:.0f} MiB")
 
 
 def available_kib() -> int:
@@ -128,8 +140,30 @@ def available_kib() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
+def processes(count: int) -> None:
+    """Start so many Envoys without a node, and print what they take."""
+    before_kib = available_kib()
+    with ExitStack() as stack:
+        running = []
+        program = Path(stack.enter_context(tempfile.TemporaryDirectory()), "envoy")
+        program.parent.chmod(0o755)
+        shutil.copy(ENVOY, program)
+        for number in range(count):
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            directory.chmod(0o755)
+            spec = parse_spec(a_proxy(NAMESPACE_NAME, backends=BACKENDS))
+            running.append(
+                stack.enter_context(EnvoyProcess(spec, directory, user=FIRST_USER + number, program=program))
+            )
+        time.sleep(5)
+        tell_all([Use.of(each.process.pid) for each in running], before_kib)
+
+
 def main(arguments: list[str]) -> None:
     """Start everything, and measure."""
+    if arguments[:1] == ["--processes"]:
+        processes(int(arguments[1]) if arguments[1:] else PROXIES)
+        return
     proxies = int(arguments[0]) if arguments else PROXIES
     with (
         ControlPlane(crds=CRDS, report=lambda line: print(f"== {line}", flush=True)) as cluster,

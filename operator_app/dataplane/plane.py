@@ -106,7 +106,7 @@ class DataPlane:
                     return memory.was_written_long_ago(versions, now_mono=now_mono)
                 return memory.step_is_over(pods, versions, files.revision, now_mono=now_mono)
 
-            found = next_files(files, texts, have_loaded)
+            found = next_files(files, texts, have_loaded, generation=generation)
             for name, text in found.texts.items():
                 if name in texts and texts[name] != text:
                     memory.previous.setdefault(name, texts[name])

@@ -128,10 +128,10 @@ def with_texts(files: Files, texts: Mapping[str, str]) -> Files:
     return replace(files, texts={**files.texts, **replaced}, versions={**files.versions, **versions})
 
 
-def with_clusters(files: Files, clusters: Mapping[str, Message]) -> Files:
-    """``files`` with these clusters in place of their own."""
+def with_clusters(files: Files, clusters: Mapping[str, Message], generation: int) -> Files:
+    """``files`` with these clusters in place of their own, in a version that no other generation has."""
     resources = [clusters[name] for name in sorted(clusters)]
-    version = internal.VERSION_PREFIX + text_hash(_json(resources))
+    version = internal.VERSION_PREFIX + text_hash(_json([generation, resources]))
     text = _json({"resources": resources, "version_info": version}) + "\n"
     return with_texts(files, {files.clusters_file: text})
 

@@ -26,8 +26,12 @@ HaveLoaded = Callable[[Mapping[str, str]], bool]
 any longer."""
 
 
-def next_files(files: Files, live: Mapping[str, str], have_loaded: HaveLoaded) -> Files:
+def next_files(files: Files, live: Mapping[str, str], have_loaded: HaveLoaded, *, generation: int) -> Files:
     """The files to store next on the way to ``files``; ``files`` themselves when it is the last step.
+
+    ``generation`` is that of the declaration. Old and new clusters together have a version of their own in each:
+    otherwise an Envoy that has them from an earlier edit would seem to have read what was stored since, and might be
+    about to read a file that lacks some.
 
     ``live`` are the texts in the ConfigMap, without those that another writer has changed. Files of old and new
     clusters that do not fit into a ConfigMap together are not waited for.
@@ -36,7 +40,7 @@ def next_files(files: Files, live: Mapping[str, str], have_loaded: HaveLoaded) -
     new = clusters_of(files.texts[files.clusters_file])
     if old is None or new is None:
         return files
-    both = with_clusters(files, {**old, **new}) if old.keys() - new.keys() else files
+    both = with_clusters(files, {**old, **new}, generation) if old.keys() - new.keys() else files
     routes = {
         name: live[name]
         for stat, name in files.names.items()
@@ -52,5 +56,4 @@ def next_files(files: Files, live: Mapping[str, str], have_loaded: HaveLoaded) -
         return both if is_known else before
     if both is files:
         return files
-    has_routes = have_loaded({stat: before.versions[stat] for stat in before.versions if stat != _CLUSTERS})
-    return files if has_routes else both
+    return files if have_loaded(both.versions) else both

@@ -81,10 +81,18 @@ class Mount:
 class EnvoyProcess:
     """A running Envoy. ``port`` returns the real port of a listener of the spec or of ``internal/readiness``.
 
-    ``instead`` are files that it is started with in place of those of ``spec``.
+    ``instead`` are files that it is started with in place of those of ``spec``, ``user`` is the user id that it gets,
+    and ``program`` the file to execute, which that user may.
     """
 
-    def __init__(self, spec: EnvoyProxySpec, directory: Path, instead: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        spec: EnvoyProxySpec,
+        directory: Path,
+        instead: Mapping[str, str] | None = None,
+        user: int | None = None,
+        program: Path | None = None,
+    ) -> None:
         self._sockets = f"@{directory}/"
         self.admin_socket = self._local(internal.ADMIN_SOCKET)
         self.mount = Mount(directory / "mount")
@@ -92,10 +100,10 @@ class EnvoyProcess:
         self.mount.swap(self.local_texts(self.files) | dict(instead or {}))
         self._log = (directory / "log").open("wb")
         self.log_path = directory / "log"
-        command = [str(ENVOY), "--config-path", str(self.mount.path / self.files.bootstrap_file)]
+        command = [str(program or ENVOY), "--config-path", str(self.mount.path / self.files.bootstrap_file)]
         command += ["--service-cluster", "tests/proxy", "--service-node", "local", "--reject-unknown-dynamic-fields"]
         self.process = subprocess.Popen(
-            [*command, "--disable-hot-restart", "--concurrency", "2"], stdout=self._log, stderr=self._log
+            [*command, "--disable-hot-restart", "--concurrency", "2"], stdout=self._log, stderr=self._log, user=user
         )
 
     def __enter__(self) -> Self:

@@ -8,13 +8,15 @@ import socket
 import socketserver
 import ssl
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final, Self
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
@@ -92,7 +94,14 @@ class Outcome:
         return [("grpc-status", str(self.status)), *([("grpc-message", self.text)] if self.text else [])]
 
 
-Method = Callable[[Call], Outcome]
+class Refusal(Enum):
+    """How a backend ends a call without an outcome."""
+
+    CLOSED = "it closes the connection, and nobody knows what it has done"
+    NOT_BEGUN = "it resets the stream and says that it has not begun (REFUSED_STREAM)"
+
+
+Method = Callable[[Call], Outcome | Refusal]
 """What the backend does with a call whose messages are all there."""
 
 
@@ -102,10 +111,10 @@ class GrpcServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, name: str, methods: dict[str, Method]) -> None:
+    def __init__(self, name: str, methods: Mapping[str, Method]) -> None:
         super().__init__(("127.0.0.1", 0), _Connection)
         self.name = name
-        self.methods = {HEALTH: lambda _: Outcome((SERVING,))} | methods
+        self.methods: dict[str, Method] = {HEALTH: lambda _: Outcome((SERVING,)), **methods}
         self.calls: list[Call] = []
 
     @property
@@ -142,8 +151,10 @@ class _Connection(socketserver.BaseRequestHandler):
                         call.messages.append(message)
                         if call.path.endswith("/Talk"):
                             self._say(event.stream_id, message.upper(), is_first=len(call.messages) == 1)
-                elif isinstance(event, StreamEnded):
-                    self._finish(server, event.stream_id, calls.pop(event.stream_id))
+                elif isinstance(event, StreamEnded) and not self._finish(
+                    server, event.stream_id, calls.pop(event.stream_id)
+                ):
+                    return
             self.request.sendall(self.http.data_to_send())
 
     def _say(self, stream: int, message: bytes, *, is_first: bool) -> None:
@@ -151,25 +162,30 @@ class _Connection(socketserver.BaseRequestHandler):
             self.http.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
         send_message(self.http, stream, message)
 
-    def _finish(self, server: GrpcServer, stream: int, call: Call) -> None:
+    def _finish(self, server: GrpcServer, stream: int, call: Call) -> bool:
+        """End a call; returns whether the connection goes on."""
         if call.path != HEALTH:
             server.calls.append(call)
         if call.path.endswith("/Talk"):
             self.http.send_headers(stream, Outcome().trailers, end_stream=True)
-            return
+            return True
         outcome = server.methods[call.path](call)
+        if isinstance(outcome, Refusal):
+            self.http.reset_stream(stream, ErrorCodes.REFUSED_STREAM)
+            return outcome is not Refusal.CLOSED
         if not outcome.messages:
             # "Trailers-Only": status and message are in the one block of headers.
             head = [(":status", "200"), ("content-type", "application/grpc")]
             self.http.send_headers(stream, head + outcome.trailers, end_stream=True)
-            return
+            return True
         for number, message in enumerate(outcome.messages):
             self._say(stream, message, is_first=number == 0)
         self.http.send_headers(stream, outcome.trailers, end_stream=True)
+        return True
 
 
 @contextmanager
-def serving_grpc(name: str, methods: dict[str, Method]) -> Iterator[GrpcServer]:
+def serving_grpc(name: str, methods: Mapping[str, Method]) -> Iterator[GrpcServer]:
     """A running gRPC backend on loopback."""
     with GrpcServer(name, methods) as server, served(server):
         yield server

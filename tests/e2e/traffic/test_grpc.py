@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -17,7 +17,9 @@ from tests.e2e.traffic.grpc_calls import (
     Call,
     GrpcClient,
     GrpcServer,
+    Method,
     Outcome,
+    Refusal,
     serving_grpc,
 )
 from tests.unit.envoy import cases
@@ -32,7 +34,7 @@ def listed(call: Call) -> Outcome:
     return Outcome(tuple(b"%d %s" % (number, call.messages[0]) for number in range(3)))
 
 
-METHODS = {
+METHODS: Final[dict[str, Method]] = {
     f"{ORDERS}/Get": lambda call: Outcome((b"order " + call.messages[0],)),
     f"{ORDERS}/List": listed,
     f"{ORDERS}/Missing": lambda _: Outcome(status=NOT_FOUND, text="no order 7%3A gone"),
@@ -104,6 +106,27 @@ def test_an_error_of_the_backend_passes_through(client: GrpcClient) -> None:
     broken = client.call(f"{ORDERS}/Broken", b"7")
     assert (broken.headers[":status"], broken.messages) == ("200", [b"half"])
     assert broken.trailers == {"grpc-status": str(INTERNAL), "grpc-message": "the rest is lost"}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "calls"),
+    [(Refusal.CLOSED, UNAVAILABLE, 1), (Refusal.NOT_BEGUN, OK, 2)],
+    ids=lambda each: each,
+)
+def test_a_call_is_paid_once(refusal: Refusal, status: int, calls: int) -> None:
+    """With every retry declared, a call is sent again only where the backend says that it has not begun."""
+    tried: list[Call] = []
+
+    def pay(call: Call) -> Outcome | Refusal:
+        tried.append(call)
+        return refusal if len(tried) == 1 else Outcome((b"paid",))
+
+    retries = {"attempts": 3, "after": ["connection", "gateway-error", "server-error"]}
+    with serving_grpc("orders", {f"{ORDERS}/Pay": pay}) as bank:
+        route = {"backend": "orders", "retries": retries}
+        with proxying(bank, route) as proxy, GrpcClient(proxy.port("http")) as client:
+            assert client.call(f"{ORDERS}/Pay", b"100").status == status
+    assert len(tried) == calls
 
 
 def test_an_error_of_the_proxy_is_one_of_grpc(orders: GrpcServer) -> None:
