@@ -71,6 +71,8 @@ def _run(module: str, arguments: tuple[str, ...], log: Path, environment: Mappin
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(environment, **{PARENT_VARIABLE: str(os.getppid())})
+    # What is installed there, such as a registry of a test, is found by its entry point.
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
