@@ -43,17 +43,20 @@ from operator_app.registration.identity import Installation
 from operator_app.registration.ledger import LedgerEntry, Name
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.faults import registries
-from tests.e2e.faults.outside import FAULTS as HTTP_FAULTS
-from tests.e2e.faults.outside import LATE_S, TIMEOUT_S, OutsideRun
+from tests.e2e.faults.outside import FAULTS as FAULTS_OF_CALLS
+from tests.e2e.faults.outside import LATE_S, OutsideRun
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.powerdns.counting import Counting
-from tests.e2e.powerdns.proxy import FaultyProxy
+from tests.e2e.powerdns.proxy import FaultyProxy, HttpFault
 from tests.e2e.powerdns.server import PowerDns, Row
 from tests.e2e.proxies import a_proxy, holds
 from tests.e2e.rfc2136.relay import DnsFault, FaultyRelay
 from tests.e2e.rfc2136.server import Bind
 from tests.e2e.shipped import CRDS, operator_identity
+
+TIMEOUT_S: Final = 2.0
+"""The bound on a request: many lives share the machine, and none may fail for that."""
 
 CONVERGE_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.1
@@ -62,6 +65,8 @@ OPERATOR_ID: Final = "faults"
 TTL_S: Final = 300
 RECORDINGS: Final = 2
 LANES: Final = 16
+
+HTTP_FAULTS: Final = {**FAULTS_OF_CALLS, "hangs": HttpFault(delay_s=TIMEOUT_S + LATE_S)}
 
 DNS_FAULTS: Final = {
     "reset before": DnsFault(is_dropped=True),

@@ -20,8 +20,7 @@ from operator_app.errors import (
     UndecodableError,
 )
 from operator_app.registration.rfc2136.client import Rfc2136Server
-from tests.e2e.faults.lives import DNS_FAULTS
-from tests.e2e.faults.outside import TIMEOUT_S
+from tests.e2e.faults.lives import DNS_FAULTS, TIMEOUT_S
 from tests.e2e.rfc2136 import relay
 from tests.e2e.rfc2136.relay import FaultyRelay
 
