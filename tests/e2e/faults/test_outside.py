@@ -53,6 +53,6 @@ def survives(admin: Kube, namespace: str, operator: OperatorProcess, wiring: Wir
     with serving(admin, operator, wiring, folder, lanes=LANES, namespace=namespace) as lives:
         points = lives.record()
         runs = lives.live(one_fault_each(points, tuple(wiring.faults)))
+    assert [f"{run}: {problem}" for run in runs for problem in run.problems] == []
     assert len(runs) == sum(map(len, points.values())) >= 4 * len(STEPS), "each step makes several requests"
     assert {run.fault for run in runs} == set(wiring.faults)
-    assert [f"{run}: {problem}" for run in runs for problem in run.problems] == []
