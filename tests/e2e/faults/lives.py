@@ -6,7 +6,8 @@ disturbed life one fault strikes at one of them, and the step has *survived* if
 
 - the zone ends exactly as it does without the fault, record by record, foreign ones included, and so do the claims, the
   ledger's entry and the condition ``Registered``, which is true of this generation; of a deleted proxy nothing is left;
-- on the way, the zone was never anything but as before, as after, or with the new pair beside the old one;
+- on the way, the zone was never anything but as before, as after, or with the new pair beside the old one; where the
+  new hostname was refused for good, with neither, since one that is not declared any more is withdrawn all the same;
 - then nothing is sent any more (looked at for a second, after the last two steps).
 
 One operator serves many lives at the same time. Each has a registry of its own, with a zone and a circuit breaker, so
@@ -44,7 +45,7 @@ from operator_app.registration.ledger import LedgerEntry, Name
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.faults import registries
 from tests.e2e.faults.outside import FAULTS as FAULTS_OF_CALLS
-from tests.e2e.faults.outside import LATE_S, OutsideRun
+from tests.e2e.faults.outside import LATE_S, TERMINAL, OutsideRun
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.powerdns.counting import Counting
@@ -85,6 +86,10 @@ DNS_FAULTS: Final = {
         for code in (dns.rcode.BADSIG, dns.rcode.BADKEY, dns.rcode.BADTIME)
     },
 }
+
+
+REFUSALS: Final = TERMINAL | {"REFUSED", "NOTAUTH", "FORMERR", "NOTIMP", "BADSIG", "BADKEY", "BADTIME"}
+"""Faults that say that a retry of the same does not help."""
 
 
 class ServerZone(Protocol):
@@ -217,8 +222,8 @@ class Life:
     uid: str = ""
     expected: set[Row] = field(default_factory=set)
 
-    def take(self, step: str) -> list[str]:
-        """Take one step and wait until it has done what it should; what was wrong."""
+    def take(self, step: str, *, is_refused: bool = False) -> list[str]:
+        """Take one step and wait until it is done; what was wrong. With ``is_refused``, a refusal strikes in it."""
         before = self.expected
         match step:
             case "registration":
@@ -235,8 +240,9 @@ class Life:
             case _:
                 self.lives.admin.delete(ENVOY_PROXY, self.key)
                 self.expected = set()
-        is_beside_allowed = step == "another hostname"
-        allowed = [before, self.expected, *([before | self.expected] if is_beside_allowed else [])]
+        allowed = [before, self.expected]
+        if step == "another hostname":
+            allowed += [before | self.expected, *([set[Row]()] if is_refused else [])]
         return self._converged([self.foreign | each for each in allowed])
 
     def _converged(self, allowed: Sequence[set[Row]]) -> list[str]:
@@ -339,7 +345,7 @@ class Lives:
                 strike = strikes.get(step)
                 if strike is not None:
                     life.lane.faulty.inject(strike.method, self.wiring.faults[strike.fault], nth=strike.nth)
-                problems = life.take(step)
+                problems = life.take(step, is_refused=strike is not None and strike.fault in REFUSALS)
                 if life.lane.faulty.withdraw():
                     problems.append("the request was not reached, so no fault struck")
                 if strike is not None and self.wiring.faults[strike.fault].delay_s:
@@ -364,10 +370,13 @@ class Lives:
 
     @contextmanager
     def _life(self, name: str) -> Iterator[Life]:
-        lane = self._lanes.popleft()
+        lane, key = self._lanes.popleft(), Key(self.namespace, name)
         try:
-            yield Life(self, lane, Key(self.namespace, name), lane.zone.rows())
+            yield Life(self, lane, key, lane.zone.rows())
         finally:
+            if self.admin.find(ENVOY_PROXY, key) is not None:  # one that did not survive: its lane is for the next one
+                self.admin.delete(ENVOY_PROXY, key)
+                self.admin.wait_gone(ENVOY_PROXY, key, timeout_s=CONVERGE_TIMEOUT_S)
             self._lanes.append(lane)
 
 
