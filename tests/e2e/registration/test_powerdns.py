@@ -4,7 +4,6 @@ Each test compares the whole zone, so it fails on a duplicate or left-over recor
 """
 
 import logging
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -55,20 +54,6 @@ SHORT_TIMEOUT_S = 1.0
 Operator = Callable[..., AbstractAsyncContextManager[PowerDnsRegistry]]
 
 
-def connected(
-    powerdns: PowerDns, url: str, zone: Zone, installation: Installation | None = None, **settings: Any
-) -> AbstractAsyncContextManager[PowerDnsRegistry]:
-    """A registry that writes one zone at this address; keywords change its settings."""
-    given: dict[str, Any] = {
-        "powerdns_url": url,
-        "powerdns_zones": (zone.name,),
-        "powerdns_api_key_file": powerdns.key_file,
-        "powerdns_default_ttl_s": TTL_S,
-        "powerdns_timeout_s": TIMEOUT_S,
-    }
-    return connect(Settings(**given | settings), installation or installed(OPERATOR))
-
-
 @pytest.fixture
 def operator(powerdns: PowerDns, proxy: FaultyProxy, zone: Zone) -> Operator:
     """A factory of registries that write the test's zone through the faulty proxy; keywords change their settings.
@@ -79,7 +64,19 @@ def operator(powerdns: PowerDns, proxy: FaultyProxy, zone: Zone) -> Operator:
     def make(
         name: str = OPERATOR, *, cluster: str = CLUSTER, **settings: Any
     ) -> AbstractAsyncContextManager[PowerDnsRegistry]:
-        return connected(powerdns, proxy.url, zone, Installation.of(cluster, name), **settings)
+        return connect(
+            Settings(
+                **{
+                    "powerdns_url": proxy.url,
+                    "powerdns_zones": (zone.name,),
+                    "powerdns_api_key_file": powerdns.key_file,
+                    "powerdns_default_ttl_s": TTL_S,
+                    "powerdns_timeout_s": TIMEOUT_S,
+                    **settings,
+                }
+            ),
+            Installation.of(cluster, name),
+        )
 
     return make
 
@@ -360,41 +357,31 @@ def after(zone: Zone, step: Callable[..., Any]) -> set[Row]:
     return pair(a_record(zone, generation=4, address="lb.example.net")) if step is update else set()
 
 
-POINTS = [("GET", 1), ("GET", 2), ("PATCH", 1), ("GET", 3), ("GET", 4)]
-
-
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("method", "nth"), [("GET", 1), ("GET", 2), ("PATCH", 1), ("GET", 3), ("GET", 4)])
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_fault_at_any_request_is_completed_by_the_next_call(
-    powerdns: PowerDns, step: Callable[..., Any], fault: HttpFault
+    operator: Operator,
+    proxy: FaultyProxy,
+    zone: Zone,
+    step: Callable[..., Any],
+    method: str,
+    nth: int,
+    fault: HttpFault,
 ) -> None:
     """A fault at any request is a TransientError that leaves the state before or after; the next call completes it."""
-    async with anyio.create_task_group() as points:
-        for method, nth in POINTS:
-            points.start_soon(_is_completed_by_the_next_call, powerdns, step, fault, method, nth)
-
-
-async def _is_completed_by_the_next_call(
-    powerdns: PowerDns, step: Callable[..., Any], fault: HttpFault, method: str, nth: int
-) -> None:
-    """One point, in a zone of its own, which has a proxy of its own."""
-    zone = powerdns.make_zone(f"z{uuid.uuid4().hex[:8]}.example")
-    zone.put(f"mail.{zone.name}", "A", "192.0.2.25")
     foreign = zone.rows()
-    async with connected(powerdns, powerdns.url, zone) as registry:
+    async with operator(powerdns_timeout_s=SHORT_TIMEOUT_S if fault.delay_s else TIMEOUT_S) as registry:
         if step is not create:
             await registry.register(a_record(zone))
         before = zone.rows()
-        with FaultyProxy(powerdns.port) as proxy:
-            timeout_s = SHORT_TIMEOUT_S if fault.delay_s else TIMEOUT_S
-            async with connected(powerdns, proxy.url, zone, powerdns_timeout_s=timeout_s) as disturbed:
-                proxy.inject(method, fault, nth=nth)
-                with pytest.raises(TransientError) as failed:
-                    await step(disturbed, zone)
-            assert isinstance(failed.value, ThrottledError) == (fault.status == 429)
-            assert failed.value.retry_after_s == (7 if fault.headers else None)
-            if fault.delay_s:
-                await anyio.sleep(0.4)  # a delayed request still arrives
+        proxy.inject(method, fault, nth=nth)
+        with pytest.raises(TransientError) as failed:
+            await step(registry, zone)
+        assert isinstance(failed.value, ThrottledError) == (fault.status == 429)
+        assert failed.value.retry_after_s == (7 if fault.headers else None)
+        if fault.delay_s:
+            await anyio.sleep(0.4)  # a delayed request still arrives
         assert zone.rows() in (before, foreign | after(zone, step))
         await step(registry, zone)
         assert zone.rows() == foreign | after(zone, step)
