@@ -97,7 +97,8 @@ def test_a_missing_certificate_harms_no_other_listener(admin: Kube, namespace: s
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
     assert same["status"]["containerStatuses"][0]["restartCount"] == 0
 
-    verified: Object = {"name": "next", "endpoints": [{"host": "10.96.0.9", "port": 443}]}
+    host = f"backends.{namespace}.svc.cluster.local"
+    verified: Object = {"name": "next", "endpoints": [{"host": host, "port": BACKENDS["next"]}]}
     verified["tls"] = {"serverName": "next.internal", "caSecretName": "internal-ca"}
     generation = edit(admin, key, encrypted(namespace, verified))
     answers = set()
