@@ -14,6 +14,7 @@ from tests.e2e.failover import Fleet, Load, epochs_out_of_order, longest_wait_s,
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.proxies import OPERATOR_USER, a_proxy, wait_reconciled
+from tests.e2e.sharding.replicas import three_replicas
 
 LEASE_S: Final = 3
 SHORT: Final = (f"--lease-duration-s={LEASE_S}", "--renew-deadline-s=2", "--retry-period-s=0.5")
@@ -23,13 +24,7 @@ SHARDS: Final = 4
 @pytest.fixture
 def replicas(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[list[OperatorProcess]]:
     """Three replicas that are not running yet; at the end no reconcile has crashed and no write changed nothing."""
-    processes = [OperatorProcess(operator_kubeconfig, tmp_path / f"replica-{number}.log") for number in range(3)]
-    yield processes
-    for each in (each for each in processes if each.replica):
-        if each.is_running:
-            assert each.metric("operator_app_writes_total", outcome="unchanged") == 0, each.log_text()
-        each.stop()
-        assert not any(line.get("event") == "reconcile_crashed" for line in each.log()), each.log_text()
+    yield from three_replicas(operator_kubeconfig, tmp_path)
 
 
 def transitions(process: OperatorProcess) -> list[str]:

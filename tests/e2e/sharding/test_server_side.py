@@ -24,6 +24,7 @@ from tests.e2e.failover import replica_of
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.e2e.proxies import OPERATOR_USER, a_proxy, wait_reconciled
+from tests.e2e.sharding.replicas import three_replicas
 from tests.e2e.shipped import CRDS, operator_identity
 
 SHARDS: Final = 6
@@ -58,14 +59,7 @@ def sharding_admin(sharding_plane: ControlPlane) -> Iterator[Kube]:
 @pytest.fixture
 def replicas(sharding_plane: ControlPlane, sharding_admin: Kube, tmp_path: Path) -> Iterator[list[OperatorProcess]]:
     """Three replicas that are not running yet; at the end no reconcile has crashed and no write changed nothing."""
-    identity = operator_identity(sharding_plane, sharding_admin)
-    processes = [OperatorProcess(identity, tmp_path / f"replica-{number}.log") for number in range(3)]
-    yield processes
-    for each in (each for each in processes if each.replica):
-        if each.is_running:
-            assert each.metric("operator_app_writes_total", outcome="unchanged") == 0, each.log_text()
-        each.stop()
-        assert not any(line.get("event") == "reconcile_crashed" for line in each.log()), each.log_text()
+    yield from three_replicas(operator_identity(sharding_plane, sharding_admin), tmp_path)
 
 
 @pytest.mark.anyio
