@@ -17,6 +17,7 @@ from operator_app.api.kinds import (
     NAMESPACE,
     OPTIONAL_CHILD_KINDS,
     PROXY_REGISTRATION,
+    SERVICE,
     Key,
     Kind,
     Object,
@@ -91,6 +92,13 @@ def wait_reconciled(admin: Kube, key: Key, timeout_s: float = CONVERGE_TIMEOUT_S
 def wait_ready(admin: Kube, key: Key, timeout_s: float = CONVERGE_TIMEOUT_S) -> Object:
     """The proxy once it is ready for its generation, which takes a node."""
     return admin.wait_until(ENVOY_PROXY, key, holds("Ready"), timeout_s)
+
+
+def give_addresses(admin: Kube, key: Key, *addresses: str) -> None:
+    """Give the proxy's Service these addresses, as a cluster's load balancers do; none takes them away."""
+    admin.wait_until(SERVICE, child_key(key), lambda each: each["spec"]["type"] == "LoadBalancer", CONVERGE_TIMEOUT_S)
+    ingress = [{"ip": each} for each in addresses]
+    admin.patch(SERVICE, child_key(key), {"status": {"loadBalancer": {"ingress": ingress}}}, subresource="status")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from tests.e2e.proxies import (
     ProxyObjects,
     content_of,
     declared_children,
+    give_addresses,
     holds,
     not_as_declared,
     objects_of,
@@ -34,9 +35,6 @@ BASE: Final[Object] = api_cases.proxy()["spec"] | {"replicas": 0}
 """Uses nearly every field. Without Pods, so that a hundred rollouts cost nothing; ``replicas`` has its own trail."""
 
 TRAILS: Final[dict[str, tuple[Step, ...]]] = {str(prop): trail(prop, BASE) for prop in properties(SCHEMA)}
-A_CLOUDS_ADDRESS: Final = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.80"}]}}}
-"""What the controller of a cloud writes to a Service of the type LoadBalancer; without one, nothing is registered."""
-
 WALKERS: Final = 6
 """Proxies that are edited at the same time; the API server is what limits."""
 
@@ -126,7 +124,7 @@ def _settled(admin: Kube, key: Key, what: str) -> ProxyObjects:
     wait_reconciled(admin, key)
     service = admin.get(SERVICE, child_key(key))
     if service["spec"]["type"] == "LoadBalancer" and not service["status"]["loadBalancer"]:
-        admin.patch(SERVICE, child_key(key), A_CLOUDS_ADDRESS, subresource="status")
+        give_addresses(admin, key, "203.0.113.80")  # without one, nothing is registered
         admin.wait_until(ENVOY_PROXY, key, holds("Registered"), CONVERGE_TIMEOUT_S)
     admin.wait_until(ENVOY_PROXY, key, _is_current, CONVERGE_TIMEOUT_S)
     found = objects_of(admin, key)

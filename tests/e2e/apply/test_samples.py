@@ -5,8 +5,7 @@ from copy import deepcopy
 
 import pytest
 
-from operator_app.api.kinds import ENVOY_PROXY, SERVICE, Key
-from operator_app.desired import child_key
+from operator_app.api.kinds import ENVOY_PROXY, Key
 from tests.e2e.controlplane import AuditLog
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
@@ -15,14 +14,12 @@ from tests.e2e.proxies import (
     OPERATOR_USER,
     SETTLED_S,
     drift_of,
+    give_addresses,
     holds,
     settled_objects_of,
     wait_reconciled,
 )
 from tests.samples import samples
-
-A_CLOUDS_ADDRESS = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.80"}]}}}
-"""What the controller of a cloud writes to a Service of the type LoadBalancer."""
 
 
 @pytest.mark.usefixtures("budget")
@@ -38,7 +35,7 @@ def test_every_sample_is_reconciled_and_then_quiet(
     for key in keys:
         proxy = wait_reconciled(admin, key)
         if proxy["spec"]["service"]["type"] == "LoadBalancer":
-            admin.patch(SERVICE, child_key(key), A_CLOUDS_ADDRESS, subresource="status")
+            give_addresses(admin, key, "203.0.113.80")
         admin.wait_until(ENVOY_PROXY, key, holds("Registered"), CONVERGE_TIMEOUT_S)
         assert drift_of(admin, key) == {}
     settled_objects_of(admin, keys[-1])

@@ -17,7 +17,6 @@ from operator_app.api.kinds import (
     LABEL_MANAGED_BY,
     NAMESPACE,
     PROXY_REGISTRATION,
-    SERVICE,
     Key,
     Kind,
     Object,
@@ -35,7 +34,7 @@ from tests.e2e.powerdns.fixture import zone as zone  # noqa: PLC0414
 from tests.e2e.powerdns.proxy import FaultyProxy, HttpFault
 from tests.e2e.powerdns.recursor import Recursor
 from tests.e2e.powerdns.server import PowerDns, Row, Zone
-from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, holds, is_refused, record_key
+from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, give_addresses, holds, is_refused, record_key
 
 OPERATOR_ID = "tests"
 ADDRESS = "203.0.113.7"
@@ -72,14 +71,6 @@ def a_named_proxy(namespace: str, hostname: str, name: str = "web", **registrati
     """An EnvoyProxy with a hostname and a load balancer; keywords are further fields of its registration."""
     service = {"type": "LoadBalancer"}
     return a_proxy(namespace, name, registration={"hostname": hostname, **registration}, service=service)
-
-
-def give_addresses(admin: Kube, key: Key, *addresses: str) -> None:
-    """Give the proxy's Service these addresses, as a cluster's load balancers do; none takes them away."""
-    service = Key(key.namespace, f"{key.name}-envoy")
-    admin.wait_until(SERVICE, service, lambda each: each["spec"]["type"] == "LoadBalancer", CONVERGE_TIMEOUT_S)
-    ingress = [{"ip": each} for each in addresses]
-    admin.patch(SERVICE, service, {"status": {"loadBalancer": {"ingress": ingress}}}, subresource="status")
 
 
 def registered(admin: Kube, key: Key) -> Object:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, SERVICE, Key
+from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, Key
 from operator_app.registration.dns import Ownership
 from operator_app.registration.identity import Installation
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.powerdns.fixture import started
 from tests.e2e.powerdns.recursor import Recursor
-from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, holds, is_refused
+from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, give_addresses, holds, is_refused
 from tests.e2e.rfc2136.server import Bind
 
 ADDRESS = "203.0.113.7"
@@ -50,10 +50,7 @@ def test_a_resolver_finds_a_proxy_that_rfc2136_publishes(
         operator.start(*flags(bind, zone.name, key_file))
         spec = {"registration": {"hostname": hostname}, "service": {"type": "LoadBalancer"}}
         admin.create(ENVOY_PROXY, a_proxy(*key) | {"spec": a_proxy(*key)["spec"] | spec})
-        service = Key(namespace, "web-envoy")
-        admin.wait_until(SERVICE, service, lambda each: each["spec"]["type"] == "LoadBalancer", CONVERGE_TIMEOUT_S)
-        status = {"status": {"loadBalancer": {"ingress": [{"ip": ADDRESS}, {"ip": "2001:db8::7"}]}}}
-        admin.patch(SERVICE, service, status, subresource="status")
+        give_addresses(admin, key, ADDRESS, "2001:db8::7")
         told = admin.wait_until(ENVOY_PROXY, key, is_refused("Registered", "RegistryUnauthorized"), CONVERGE_TIMEOUT_S)
         assert "see the key, and both clocks" in condition(told, "Registered")["message"]
         assert zone.rows() == foreign
