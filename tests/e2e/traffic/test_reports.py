@@ -147,6 +147,19 @@ def test_a_redirect_to_https_leaves_the_port_of_http_behind(app: Server, host: s
         assert ask(proxy, "http", "/r", host=host).value("location") == "https://shop.test/r"
 
 
+def test_a_redirect_names_what_the_client_asked_for(app: Server) -> None:
+    """Behind a balancer that ends TLS the scheme stays https, and a header of the client's names no other host."""
+    routes = [{"match": {"pathPrefix": "/old"}, "redirect": {"prefix": "/new"}}, {"backend": "app"}]
+    lies = [("x-forwarded-host", "evil.test"), ("x-original-host", "evil.test"), ("forwarded", "host=evil.test")]
+    encrypted = [("x-forwarded-proto", "https"), ("x-forwarded-for", "192.0.2.1")]
+    with proxying(routes, app.declared(), trustedHops=1) as proxy:
+        found = ask(proxy, "http", "/old/x", host="shop.test", headers=[*encrypted, *lies])
+        assert found.value("location") == "https://shop.test/new/x"
+    with proxying(routes, app.declared(), httpsRedirect=True) as proxy:
+        found = ask(proxy, "http", "/x", host="shop.test", headers=[*encrypted, *lies])
+        assert (found.status, found.value("location")) == (301, "https://shop.test/x")
+
+
 def test_scripts_can_read_what_the_proxy_answers_itself(app: Server) -> None:
     """Refusals of the proxy carry the grant of CORS too; a grant of the backend is replaced and never beside ours."""
     app.script = lambda _: Reply(headers=[("access-control-allow-origin", "*"), ("access-control-allow-origin", "x")])
