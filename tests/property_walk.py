@@ -66,7 +66,13 @@ def trail(prop: Property, base: Object) -> tuple[Step, ...]:
     steps = [Step(f"{prop} = {_short(value)}", _with(base, prop.path, value)) for value in _values(prop, base)]
     if not prop.is_required:
         steps.append(Step(f"{prop} unset", _with(base, prop.path, ABSENT)))
-    return (*steps, Step("changed back", deepcopy(original)))
+    steps.append(Step("changed back", deepcopy(original)))
+    if prop.path in BETWEEN:
+        what, change = BETWEEN[prop.path]
+        between = deepcopy(original)
+        change(between)
+        return tuple(each for step in steps for each in (Step(what, between), step))
+    return tuple(steps)
 
 
 def unexercised(schema: Object, specs: list[Object]) -> list[str]:
@@ -125,6 +131,9 @@ def _with(base: Object, path: PropertyPath, value: Value) -> Object:
 
 def _values(prop: Property, base: Object) -> Iterator[Value]:
     schema = prop.schema
+    if prop.path in IN_A_CLUSTER:
+        yield from IN_A_CLUSTER[prop.path]
+        return
     match schema:
         case {"enum": choices}:
             yield from choices
@@ -543,6 +552,17 @@ PARENTS: Final[Mapping[PropertyPath, Callable[[Object], None]]] = {
 }
 """What a property's trail begins with, where the base has something that excludes the property."""
 
+
+def _without_load_balancer(spec: Object) -> None:
+    spec["service"]["type"] = "ClusterIP"
+    _for_a_load_balancer(spec, spec["service"])
+
+
+BETWEEN: Final[Mapping[PropertyPath, tuple[str, Callable[[Object], None]]]] = {
+    ("service", "loadBalancerClass"): ("service.type = 'ClusterIP'", _without_load_balancer),
+}
+"""A step before each step of a property that Kubernetes lets nobody change in place: its name, and the change."""
+
 MOVES: Final[Mapping[PropertyPath, Callable[[Object, Object], None]]] = {
     (*_LISTENER, "protocol"): _of_tcp,
     (*_BACKEND, "endpoints"): _without_endpoints,
@@ -578,5 +598,22 @@ MOVES: Final[Mapping[PropertyPath, Callable[[Object, Object], None]]] = {
 }
 """Further changes that keep the spec valid when a property changes; called with the spec and the property's parent."""
 
-UNREACHABLE: Final = frozenset({"resources.requests: never of size 8", "resources.limits: never of size 8"})
-"""Bounds of the schema that a rule makes unreachable; the reason is at ``_amounts``."""
+IN_A_CLUSTER: Final[Mapping[PropertyPath, tuple[Value, ...]]] = {
+    (*_LISTENER, "nodePort"): (30000, 30001, 30085),
+}
+"""Values in place of the schema's bounds, where a cluster allows fewer of them than any cluster may.
+
+The range of node ports is a setting of each API server (``--service-node-port-range``), so the schema, which is the
+same everywhere, can't have it. By default it is 30000 to 32767, and the API server takes its own choices from 30086 on
+while any of those is free.
+"""
+
+UNREACHABLE: Final = frozenset(
+    {
+        "resources.requests: never of size 8",  # the reason is at `_amounts`
+        "resources.limits: never of size 8",
+        "listeners.*.nodePort: never 1",  # the reason is at `IN_A_CLUSTER`
+        "listeners.*.nodePort: never 65535",
+    }
+)
+"""Bounds of the schema that can't be reached in a cluster."""

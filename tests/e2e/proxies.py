@@ -155,21 +155,45 @@ def declared_children(proxy: Object, live: Mapping[Kind, Object | None] | None =
     return children(proxy, parse_spec(proxy), default_image=Settings().image, live=live or {})
 
 
-def not_as_declared(admin: Kube, kind: Kind, declared: Object) -> tuple[str, ...]:
+def not_as_declared(admin: Kube, kind: Kind, declared: Object, live: Object | None = None) -> tuple[str, ...]:
     """What an apply of ``declared`` by the operator's manager would change now, by the API server's own judgement.
 
     The apply is a dry run, so neither a difference nor a field that should have been released is repaired by looking at
-    it, and the operator's own comparison takes no part. An apply that is refused is told as one path.
+    it, and the operator's own comparison takes no part. An apply that is refused is told as one path. ``live`` is the
+    object where it was read just now; another version is read where somebody has written meanwhile.
     """
-    live = admin.get(kind, key_of(declared))
+    live = live or admin.get(kind, key_of(declared))
     pinned = declared | {"metadata": declared["metadata"] | {"uid": live["metadata"]["uid"]}}
     try:
         applied = admin.apply(kind, pinned, field_manager=FIELD_MANAGER, force=True, dry_run=True)
     except KubeError as error:
         return (f"refused: {error}",)
+    if applied["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:
+        return not_as_declared(admin, kind, declared)
     found = [*_changed_paths("", content_of(live), content_of(applied))]
     found += [f"ownership{path}" for path in _changed_paths("", _applied_fields(live), _applied_fields(applied))]
     return tuple(found)
+
+
+class DeclaredCheck:
+    """Compares children with their declarations as :func:`not_as_declared` does.
+
+    A version of a child that is as declared is asked for once: the answer follows from both.
+    """
+
+    def __init__(self, admin: Kube) -> None:
+        self._admin = admin
+        self._equal: dict[Kind, tuple[str, Object]] = {}
+
+    def differences(self, kind: Kind, declared: Object, live: Object) -> tuple[str, ...]:
+        """What an apply of ``declared`` would change of ``live``, which was read just now."""
+        known = live["metadata"]["uid"] + live["metadata"]["resourceVersion"], declared
+        if self._equal.get(kind) == known:
+            return ()
+        found = not_as_declared(self._admin, kind, declared, live)
+        if not found:
+            self._equal[kind] = known
+        return found
 
 
 def _applied_fields(obj: Object) -> Object:

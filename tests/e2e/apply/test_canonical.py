@@ -3,6 +3,7 @@
 Otherwise the operator would find a difference in every round, or miss one.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
@@ -180,6 +181,9 @@ SPECS: Final[dict[str, dict[str, Any]]] = {
 }
 """Specs by the name of their proxy."""
 
+PROXIES: Final = 4
+"""Proxies that are changed at the same time."""
+
 CPU: Final = (
     *(0, 1, "1", "0.5", ".5", "1000m", "1500m", "0.1", "100m", "1e3", "+2", "2.", "0.001", "1k", "0", "100u", "1n"),
     *("0.0001", "1001u", "1e-3", "0.250"),
@@ -219,14 +223,25 @@ async def test_everything_is_stored_as_declared(
 def test_every_change_of_the_spec_is_stored_as_declared(
     admin: Kube, namespace: str, one_operator: OperatorProcess
 ) -> None:
-    """One proxy gets each of the specs in turn: what the spec before had and this one has not is removed."""
-    key = Key(namespace, "web")
-    admin.create(ENVOY_PROXY, a_proxy(namespace))
-    wait_reconciled(admin, key)
+    """A proxy gets one spec after the other: what the spec before had and this one has not is removed."""
     changing = [name for name in SPECS if not name.startswith("amounts")]
+    keys = [Key(namespace, f"web-{number}") for number in range(PROXIES)]
+    with ThreadPoolExecutor(PROXIES) as threads:
+        changes = [
+            threads.submit(change_in_turn, admin, key, [*changing[number::PROXIES], "smallest"])
+            for number, key in enumerate(keys)
+        ]
+    for each in changes:
+        each.result()
+    assert one_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
 
-    for name in [*changing, "smallest"]:
-        spec = a_proxy(namespace, **SPECS[name])["spec"]
+
+def change_in_turn(admin: Kube, key: Key, names: list[str]) -> None:
+    """Give a new proxy each of these specs, and look at its children after each."""
+    admin.create(ENVOY_PROXY, a_proxy(key.namespace, key.name))
+    wait_reconciled(admin, key)
+    for name in names:
+        spec = a_proxy(key.namespace, **SPECS[name])["spec"]
         admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": spec}], patch_type="json")
         proxy = wait_reconciled(admin, key)
         # Files of older Pods go once the Deployment says that these are gone.
@@ -242,7 +257,6 @@ def test_every_change_of_the_spec_is_stored_as_declared(
                 assert container["args"] == wanted["args"]
                 assert len(container["ports"]) == len(wanted["ports"])
                 assert container["resources"] == wanted.get("resources", {})
-    assert one_operator.metric("operator_app_writes_total", outcome="unchanged") == 0
 
 
 def stored_as_declared(admin: Kube, proxy: Object) -> dict[Kind, tuple[Object, Object]] | None:

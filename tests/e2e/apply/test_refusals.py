@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import pytest
@@ -16,6 +17,7 @@ from operator_app.api.kinds import (
     Key,
     Kind,
     Object,
+    key_of,
 )
 from operator_app.desired import child_key
 from tests.e2e.controlplane import AuditLog
@@ -213,3 +215,39 @@ def test_an_object_whose_side_consents_is_adopted(
     assert adopted["metadata"]["uid"] == uid
     assert adopted["metadata"]["ownerReferences"][0]["uid"] == admin.get(ENVOY_PROXY, key)["metadata"]["uid"]
     assert drift_of(admin, key) == {}
+
+
+def says(words: str, proxy: Object) -> bool:
+    """Whether these words are in what is told of the children."""
+    return words in condition(proxy, "Reconciled").get("message", "")
+
+
+def test_a_node_port_that_cannot_be_had_is_told_and_taken_once_it_can(
+    admin: Kube, namespace: str, running_operator: OperatorProcess
+) -> None:
+    """Outside of the cluster's range, or another Service's: the API server's words are told, and all else is there."""
+    taken: Object = {"type": "NodePort", "ports": [{"port": 1, "nodePort": 30079}]}
+    other = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other", "namespace": namespace}}
+    admin.create(SERVICE, other | {"spec": taken})
+
+    def asking(port: int) -> Object:
+        listener = {"name": "http", "port": 80, "nodePort": port, "routes": [{"backend": "app"}]}
+        return a_proxy(namespace, f"web-{port}", listeners=[listener], service={"type": "NodePort"})
+
+    refused = [asking(1), asking(30079)]
+    for proxy in refused:
+        admin.create(ENVOY_PROXY, proxy)
+    for proxy, words in zip(refused, ("not in the valid range", "already allocated"), strict=True):
+        key = key_of(proxy)
+        told = admin.wait_until(ENVOY_PROXY, key, partial(says, words))
+        assert condition(told, "Reconciled")["status"] == "False"
+        assert admin.get(DEPLOYMENT, child_key(key))
+        assert admin.find(SERVICE, child_key(key)) is None
+    listeners = asking(30078)["spec"]["listeners"]
+    admin.patch(ENVOY_PROXY, key_of(refused[0]), {"spec": {"listeners": listeners}})
+    wait_reconciled(admin, key_of(refused[0]))
+    assert admin.get(SERVICE, child_key(key_of(refused[0])))["spec"]["ports"][0]["nodePort"] == 30078
+    admin.delete(SERVICE, Key(namespace, "other"))
+    running_operator.stop()
+    running_operator.start()  # else it would ask again in a minute
+    wait_reconciled(admin, key_of(refused[1]))

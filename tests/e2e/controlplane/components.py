@@ -13,6 +13,8 @@ from operator_app.api.kinds import Object
 from tests.e2e.controlplane.credentials import Authority
 
 SERVICE_NETWORK: Final = "10.96.0.0/16"
+SECOND_SERVICE_NETWORK: Final = "fd00:10:96::/112"
+"""Where a Service gets its address of the other family, if it asks for two."""
 KUBERNETES_SERVICE_ADDRESS: Final = "10.96.0.1"
 NODE_ADDRESS: Final = "10.244.255.1"
 """Of a node, in its own network: kubelet, CoreDNS, and the way to the API server."""
@@ -103,7 +105,7 @@ def kube_apiserver(layout: Layout, authority: Authority, port: int, gates: Seque
         # A node publishes the address at which its Pods find the API server; this loopback one would be refused.
         "--advertise-address=127.0.0.1",
         "--endpoint-reconciler-type=none",
-        f"--service-cluster-ip-range={SERVICE_NETWORK}",
+        f"--service-cluster-ip-range={SERVICE_NETWORK},{SECOND_SERVICE_NETWORK}",
         f"--tls-cert-file={authority.serving_certificate_file}",
         f"--tls-private-key-file={authority.serving_key_file}",
         f"--client-ca-file={authority.ca_file}",
