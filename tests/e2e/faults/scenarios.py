@@ -6,7 +6,7 @@ end. It knows nothing of faults.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from operator_app.api.kinds import (
     CHILD_KINDS,
@@ -56,9 +56,15 @@ def hostnames(namespace: str) -> tuple[str, str]:
     return f"{namespace}.example.com", f"edited.{namespace}.example.com"
 
 
-def fresh_proxy(namespace: str, *, replicas: int = 0) -> Object:
-    """The proxy that scenarios begin with. Without Pods, nothing but the operator writes about it."""
-    return a_proxy(namespace, NAME, replicas=replicas, registration={"hostname": hostnames(namespace)[0]})
+def fresh_proxy(namespace: str, **spec: Any) -> Object:
+    """The proxy that scenarios begin with; keywords are fields of its spec.
+
+    It has no replicas unless they are given. No Pod of it ever runs, whether the cluster has a node or not: a Pod that
+    serves is touched, and writes a status of its own at moments that no scenario knows.
+    """
+    registration = {"hostname": hostnames(namespace)[0]}
+    nowhere = {"scenarios.example.com/pool": "nowhere"}
+    return a_proxy(namespace, NAME, **{"replicas": 0, "registration": registration, "nodeSelector": nowhere} | spec)
 
 
 def _create(admin: Kube, namespace: str) -> None:
