@@ -180,8 +180,8 @@ def situations(bench: Bench, cluster: ControlPlane, bigs: int, smalls: int) -> I
         bench.sample("restart", lambda: bench.operator.metric("operator_app_queue_keys") < 10)
         yield ""
         bench.operator.stop()
-        bench.operator.start(*AS_SHIPPED, "--sweep-interval-s=20", module=MODULE, wait=False)
-        bench.sample("restart, resync every 20 s", lambda: True)
+        bench.operator.start(*AS_SHIPPED, "--sweep-interval-s=120", module=MODULE, wait=False)
+        bench.sample("restart, resync every 120 s", lambda: True)
         yield ""
 
 
