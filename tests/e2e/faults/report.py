@@ -54,9 +54,9 @@ Between two of the operator's rounds others write as well: in one scenario a str
 proxy's, in another one a rival undoes each repair once. Where two faults are named, the second one struck at the next
 request about the same proxy, the first one of the recovery. Of the scenarios with optional children, and of the one
 with a Pod that serves, points are only the requests and events of the kinds that they are about. No node takes part:
-that Pod serves as far as the API server knows, so that it is touched and not asked. A run whose fault found nothing to strike is made again,
-and has to converge all the same. What a stranger has is read in each round; the first {reads} of these reads are
-points.
+that Pod serves as far as the API server knows, so that it is touched and not asked. A run whose fault found nothing to
+strike is made again, and has to converge all the same. What a stranger has is read in each round; the first {reads} of
+these reads are points.
 
 The runs change these settings: {flags}.
 
