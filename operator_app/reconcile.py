@@ -308,7 +308,8 @@ class Reconciler:
 
     async def _apply_child(self, kind: Kind, child: Object, steps: "_Steps", *, is_paused: bool) -> Result:
         proxy = steps.proxy
-        check = child_check(proxy, was_reported=observed_current_generation(proxy))
+        is_next = kind == CONFIG_MAP and self._data_plane.is_next(proxy, child)
+        check = child_check(proxy, was_reported=observed_current_generation(proxy) and not is_next)
         try:
             # A paused proxy creates nothing, so nothing else tells whether a name is free; where somebody else had one
             # before this operator started, a read tells it as well as a create that is refused.
@@ -320,6 +321,8 @@ class Reconciler:
             result = self._failed(kind, proxy, Problem("Retrying", str(error)))
         except TerminalError as error:
             result = self._failed(kind, proxy, _terminal(error))
+        if kind == CONFIG_MAP and result.problem is None:
+            self._data_plane.hold(proxy, child)
         self._report(proxy, result)
         return result
 

@@ -148,6 +148,17 @@ class DataPlane:
         trouble = await self._touch_all(lacking, token)
         return self._programming(proxy, memory, serving, lacking, files, target, trouble)
 
+    def is_next(self, proxy: Object, config_map: Object) -> bool:
+        """Whether the operator itself declares other contents than those that held last, as each step of a change does.
+
+        What such a write changes is no repair, although the generation is the one before; unknown after a restart.
+        """
+        return self._memory(proxy).stored not in (0, _hash_of(config_map))
+
+    def hold(self, proxy: Object, config_map: Object) -> None:
+        """Remember that the ConfigMap has the declared contents."""
+        self._memory(proxy).stored = _hash_of(config_map)
+
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a proxy that is gone."""
         self._memories.pop(key, None)
@@ -318,6 +329,11 @@ def _about_secret(answer: Answer, name: str, secret: str) -> str:
     is_in_use = name not in answer.unusable((name,))
     left = "goes on with what was there before" if is_in_use else "serves nobody"
     return f"finds no {keys} in Secret {secret}, and what needs it {left}"
+
+
+def _hash_of(config_map: Object) -> int:
+    """What tells contents from others in this process; texts keep their hashes, so this is cheap."""
+    return hash(frozenset(config_map["data"].items()))
 
 
 def _own_texts(proxy: Object, config_map: Object | None) -> dict[str, str]:

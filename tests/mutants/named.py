@@ -97,6 +97,13 @@ NAMED: Final[tuple[Named, ...]] = (
         _RECONCILE,
     ),
     Named(
+        "a step of a change that counts as a repair",
+        "operator_app/reconcile.py",
+        "observed_current_generation(proxy) and not is_next",
+        "observed_current_generation(proxy)",
+        _RECONCILE,
+    ),
+    Named(
         "a Deployment that does not wait for its ConfigMap",
         "operator_app/reconcile.py",
         "                await is_over[prerequisite].wait()\n",

@@ -27,7 +27,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.api.models import parse_spec
-from operator_app.apply import POLICY_RETRY_S, Result
+from operator_app.apply import POLICY_RETRY_S, OwnershipCheck, Plan, Result
 from operator_app.dataplane.plane import DataPlane
 from operator_app.desired import children
 from operator_app.errors import ConflictError, TransientError
@@ -491,6 +491,33 @@ async def test_a_proxy_whose_edit_the_watch_has_delivered_is_not_read(tmp_path: 
         api.add(("apply EnvoyProxy/status", delivered))
         verdict = await own.reconciler.reconcile(KEY)
     assert isinstance(verdict.failure, ConflictError)
+
+
+@pytest.mark.parametrize("is_next", [True, False])
+async def test_a_next_step_of_the_config_map_is_no_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_next: bool
+) -> None:
+    """Everything else of a generation that was reported is, so that another writer of it is met ever more slowly."""
+    proxy = finalized_proxy()
+    reported = {"type": "Reconciled", "status": "True", "reason": "Verified", "observedGeneration": 1}
+    proxy["status"] = {"conditions": [reported]}
+    repairs: dict[Kind, bool] = {}
+    async with reconciling(ScriptedApi(), tmp_path, *family(proxy)) as own:
+        plan = own.applier.plan
+
+        async def planned(kind: Kind, desired: Object, check: OwnershipCheck, *, ask_server: bool) -> Plan:
+            repairs[kind] = check.was_reported
+            return await plan(kind, desired, check, ask_server=ask_server)
+
+        monkeypatch.setattr(own.applier, "plan", planned)
+        monkeypatch.setattr(own.reconciler._data_plane, "is_next", lambda _proxy, _config_map: is_next)
+        await own.reconciler._take_steps(
+            proxy,
+            parse_spec(proxy),
+            children(proxy, parse_spec(proxy), default_image="envoy:default"),
+            is_resync=False,
+        )
+    assert {kind: repairs[kind] for kind in CHILD_KINDS} == {CONFIG_MAP: not is_next, DEPLOYMENT: True, SERVICE: True}
 
 
 async def test_a_conflict_makes_known_what_is_gone_and_learns_nobody_elses_object(tmp_path: Path) -> None:

@@ -232,6 +232,23 @@ async def test_another_backend_is_made_before_the_old_one_is_broken(tmp_path: Pa
         assert it.config_map["data"] == files_of(edited).texts
 
 
+async def test_what_a_step_of_a_change_writes_is_no_repair(tmp_path: Path) -> None:
+    """Each step of an edit declares other contents than those that held; contents that somebody changed do not."""
+    edited = proxy("b", generation=2)
+    async with world(tmp_path, proxy("a"), touches=3) as it:
+        steps = 0
+        for obj in (proxy("a"), *[edited] * 8):
+            target = it.plane.next_step(obj, {CONFIG_MAP: it.config_map})(files_of(obj))
+            declared = children(obj, parse_spec(obj), default_image="x", files=target)[CONFIG_MAP]
+            steps += it.plane.is_next(obj, declared)
+            await it.reconcile(obj)
+            it.plane.hold(obj, declared)
+            assert not it.plane.is_next(obj, declared), "a repair would restore what held already"
+            it.deliver()
+        assert steps == 3
+        assert it.plane.is_next(obj, declared | {"data": {"more": "x"}})
+
+
 async def test_a_step_that_a_pod_never_takes_is_waited_for_within_a_bound(tmp_path: Path) -> None:
     """A backend that does not resolve keeps the next step for ``STEP_TIMEOUT_S``, and no longer."""
     edited = proxy("a", "b", generation=2)
