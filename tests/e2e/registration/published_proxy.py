@@ -46,10 +46,12 @@ class World:
         self._stack = stack
         self._foreign = zone.rows()
 
-    async def registries(self, key_file: Path | None = None, zone: str | None = None) -> Registries:
-        """PowerDNS with this key and zone; without one, with the right one."""
+    async def registries(
+        self, key_file: Path | None = None, zone: str | None = None, url: str | None = None
+    ) -> Registries:
+        """PowerDNS with this key, zone and address; without one, with the right one."""
         settings = Settings(
-            powerdns_url=self.zone.server.url,
+            powerdns_url=url or self.zone.server.url,
             powerdns_zones=(zone or self.zone.name,),
             powerdns_api_key_file=key_file or self.zone.server.key_file,
         )

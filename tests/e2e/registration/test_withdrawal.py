@@ -31,6 +31,7 @@ pytestmark = pytest.mark.anyio
 
 LOST: Final = {"metadata": {"finalizers": ["tests.example/wait"]}}
 REGISTRY_LOST: Final = "registry not configured any more"
+CIRCUIT_OPEN: Final = "registry down, and its circuit open"
 
 
 def _lose_claim(world: World) -> None:
@@ -81,6 +82,7 @@ ENTER: Final[dict[str, Callable[[World], None]]] = {
     State.REGISTRY_UNKNOWN: lambda world: world.spec(registration={"registry": "nowhere"}),
     State.REGISTRY_FAILS: lambda _: None,
     REGISTRY_LOST: lambda _: None,
+    CIRCUIT_OPEN: lambda _: None,
     State.ZONE_GONE: lambda _: None,
     State.CLAIM_LOST: _give_claim_away,
     State.CLAIM_TAKEN: _give_claim_and_record_away,
@@ -93,6 +95,7 @@ ENTER: Final[dict[str, Callable[[World], None]]] = {
 """How a registered proxy gets into each state."""
 
 EXCEPTIONS: Final = {
+    **{(CIRCUIT_OPEN, declared): shown(State.REGISTRY_FAILS, declared) for declared in Declared},
     (REGISTRY_LOST, Declared.UNCHANGED): Shown.KEPT,
     (REGISTRY_LOST, Declared.CHANGED): Shown.PENDING,
     (REGISTRY_LOST, Declared.REMOVED): Shown.PENDING,
@@ -128,6 +131,8 @@ async def test_powerdns_and_a_resolver_show_what_the_table_says(
     registries = await world.registries(wrong if state in (State.REGISTRY_FAILS, State.ABANDONED) else None)
     if state == REGISTRY_LOST:
         registries = Registries({}, "powerdns", INSTALLATION)
+    if state == CIRCUIT_OPEN:
+        registries = await world.registries(url="http://127.0.0.1:1")
     if state == State.ZONE_GONE:
         registries = await world.registries(zone="elsewhere.example")
     if declared is not Declared.UNCHANGED or state == State.REFUSED:
