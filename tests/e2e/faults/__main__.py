@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.controlplane import BuildError, StartError, ToolchainError
-from tests.e2e.faults import outside
+from tests.e2e.faults import lives, outside
 from tests.e2e.faults.campaign import Run
 from tests.e2e.faults.catalogue import everything
 from tests.e2e.faults.parts import QUIET_S, RESYNC_INTERVAL_S, Progress, conducted, new_campaign
@@ -49,7 +49,7 @@ def main(only: Sequence[str] = ()) -> int:
     is_good = False
     try:
         runs, complaints = _experiment(directory, report, only)
-        calls = [] if only else outside.everything(directory, report)
+        calls = [] if only else [*outside.everything(directory, report), *lives.everything(directory, report)]
         is_good = _reported(runs, calls, complaints, report, page_file=None if only else PAGE)
     except (BuildError, StartError, ToolchainError, PackagesError) as error:
         print(f"faults: {error}", file=sys.stderr)
