@@ -18,6 +18,7 @@ from operator_app.api.kinds import (
     key_of,
 )
 from operator_app.desired import child_key
+from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.identity import Installation
 from operator_app.registration.powerdns.registry import connect
 from operator_app.registration.registrar import Registries
@@ -42,6 +43,8 @@ class World:
         self.old, self.new = f"old.{zone.name}", f"new.{zone.name}"
         self.is_service_cut = False
         self.is_refused = False
+        self.now_mono = 0.0
+        self._circuit = CircuitBreaker(base_s=0.0, cap_s=0.0, rand=lambda: 0.0)
         self._kubeconfig = kubeconfig
         self._stack = stack
         self._foreign = zone.rows()
@@ -65,9 +68,20 @@ class World:
             if self.is_service_cut and request.method == "PATCH" and "/services/" in request.url.path:
                 raise httpx2.ConnectError("cut")
 
-        return await self._stack.enter_async_context(
-            components(self._kubeconfig, before=before, registries=registries, abandon_after_s=1e-6)
+        made = components(
+            self._kubeconfig,
+            before=before,
+            registries=registries,
+            circuit=self._circuit,
+            abandon_after_s=1e-6,
+            mono=lambda: self.now_mono,
         )
+        return await self._stack.enter_async_context(made)
+
+    def open_circuit(self, open_s: float) -> None:
+        """Open the circuit of PowerDNS for so many seconds, as a failure for another proxy does."""
+        permit = self._circuit.acquire("powerdns", now_mono=self.now_mono)
+        self._circuit.failed(permit, "no answer", now_mono=self.now_mono, retry_after_s=open_s)
 
     async def reconcile(self, parts: Components, times: int = 3, *, key: Key | None = None) -> None:
         """Reconcile the proxy, or another one, several times, each time with a store that has all their objects."""
