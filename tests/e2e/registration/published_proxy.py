@@ -43,6 +43,7 @@ class World:
         self.old, self.new = f"old.{zone.name}", f"new.{zone.name}"
         self.is_service_cut = False
         self.is_refused = False
+        self.are_claims_forbidden = False
         self.now_mono = 0.0
         self._circuit = CircuitBreaker(base_s=0.0, cap_s=0.0, rand=lambda: 0.0)
         self._kubeconfig = kubeconfig
@@ -67,6 +68,8 @@ class World:
         async def before(request: httpx2.Request) -> None:
             if self.is_service_cut and request.method == "PATCH" and "/services/" in request.url.path:
                 raise httpx2.ConnectError("cut")
+            if self.are_claims_forbidden and request.method == "PATCH" and "/hostnameclaims/" in request.url.path:
+                request.headers["Impersonate-User"] = "nobody"  # what the operator may not do, so the server refuses
 
         made = components(
             self._kubeconfig,

@@ -35,6 +35,7 @@ REGISTRY_DOWN: Final = "registry down"
 CIRCUIT_OPEN: Final = "circuit of the registry open"
 OPEN_S: Final = 60.0
 CLAIM_LOST: Final = "claim lost"
+CLAIM_FORBIDDEN: Final = "claim lost, and the operator may not write it"
 
 
 def _lose_claim(world: World) -> None:
@@ -59,6 +60,11 @@ def _give_claim_and_record_away(world: World) -> None:
 def _terminate_claim(world: World) -> None:
     world.admin.patch(HOSTNAME_CLAIM, world.claim, LOST)
     _lose_claim(world)
+
+
+def _forbid_claim(world: World) -> None:
+    _lose_claim(world)
+    world.are_claims_forbidden = True
 
 
 def _break_service(world: World) -> None:
@@ -92,6 +98,7 @@ ENTER: Final[dict[str, Callable[[World], None]]] = {
     State.CLAIM_TAKEN: _give_claim_and_record_away,
     State.CLAIM_UNCERTAIN: _terminate_claim,
     CLAIM_LOST: _lose_claim,
+    CLAIM_FORBIDDEN: _forbid_claim,
     State.DELETING: lambda world: world.admin.delete(ENVOY_PROXY, world.key),
     State.ABANDONED: lambda world: world.admin.delete(ENVOY_PROXY, world.key),
     State.ORPHANED: _orphan,
@@ -104,6 +111,7 @@ EXCEPTIONS: Final = {
         for state in (REGISTRY_DOWN, CIRCUIT_OPEN)
         for declared in Declared
     },
+    **{(CLAIM_FORBIDDEN, declared): shown(State.CLAIM_UNCERTAIN, declared) for declared in Declared},
     (REGISTRY_LOST, Declared.UNCHANGED): Shown.KEPT,
     (REGISTRY_LOST, Declared.CHANGED): Shown.PENDING,
     (REGISTRY_LOST, Declared.REMOVED): Shown.PENDING,
