@@ -52,9 +52,11 @@ fails, as it does when a run did not survive.
 
 Between two of the operator's rounds others write as well: in one scenario a stranger's Service has the name of the
 proxy's, in another one a rival undoes each repair once. Where two faults are named, the second one struck at the next
-request about the same proxy, the first one of the recovery. A run whose fault found nothing to strike is made again,
-and has to converge all the same. What a stranger has is read in each round; the first {reads} of these reads are
-points.
+request about the same proxy, the first one of the recovery. Of the scenarios with optional children, and of the one
+with a Pod that serves, points are only the requests and events of the kinds that they are about. No node takes part:
+that Pod serves as far as the API server knows, so that it is touched and not asked. A run whose fault found nothing to
+strike is made again, and has to converge all the same. What a stranger has is read in each round; the first {reads} of
+these reads are points.
 
 DNS servers fail as well. Each call of the PowerDNS registry, and each step of a proxy's life under the whole operator
 (registration, another address, another hostname, deletion), met every fault of HTTP at every request to PowerDNS, on a
