@@ -28,7 +28,7 @@ from operator_app.controller.scopes import INDEXES
 from operator_app.envoy.files import rendered
 from tests.e2e.controlplane import AuditEntry, StartError
 from tests.e2e.faults import __main__ as command
-from tests.e2e.faults import checks, outside
+from tests.e2e.faults import checks, lives, outside
 from tests.e2e.faults.campaign import Campaign, Run, foreign_objects
 from tests.e2e.faults.catalogue import everything, starts
 from tests.e2e.faults.injector import Injector
@@ -122,7 +122,8 @@ def test_a_fault_that_was_never_injected_is_no_success(
     run.settled_at = datetime(2026, 7, 2, tzinfo=UTC) if is_injected else None
     monkeypatch.setattr(command, "_experiment", lambda *_: ([run], []))
     monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(outside, "everything", lambda *_: [])
+    for part in (outside, lives):
+        monkeypatch.setattr(part, "everything", lambda *_: [])
 
     assert command.main() == code
 
@@ -154,7 +155,8 @@ def test_logs_are_kept_only_after_a_failure(
 
     monkeypatch.setattr(command, "_experiment", experiment)
     monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(outside, "everything", lambda *_: [])
+    for part in (outside, lives):
+        monkeypatch.setattr(part, "everything", lambda *_: [])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     command.main()
