@@ -17,8 +17,9 @@ Guarantees
   UID and the resourceVersion that were examined: 409 when that object has gone or moved on.
 * *Only what is ours is forced.* ``force`` is used for objects whose controller is this very EnvoyProxy, by UID.
 * *No hot loop.* An apply that the API server refuses, or after which the same differences remain, is counted, logged
-  once, and not sent again until the declaration or the object changes. What another writer keeps taking, a field or the
-  whole object, is taken back at once a few times and then ever more slowly (``ssa.contention``).
+  once, and not sent again until the declaration or the object changes; where the reason may lie outside of both, once a
+  minute. What another writer keeps taking, a field or the whole object, is taken back at once a few times and then ever
+  more slowly (``ssa.contention``).
 * *No write is built on a guess.* A write whose fate is unknown (a 5xx, a timeout, a lost connection, a cancellation) is
   followed by a live read: the store may never learn of it, if its event is lost as well.
 * *No write without a reason.* Each result says which fields were written and who had them (``ssa.changes``).
@@ -26,6 +27,7 @@ Guarantees
 What does not belong here: what the objects contain (``desired``), and when to try again (``controller.workqueue``).
 """
 
+import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -45,7 +47,6 @@ from operator_app.api.kinds import (
     key_of,
 )
 from operator_app.errors import (
-    REFUSED_BY_POLICY,
     ConflictError,
     FencedError,
     InvalidError,
@@ -86,7 +87,11 @@ while all other fields hold."""
 
 
 POLICY_RETRY_S: Final = 60.0
-"""Seconds until an apply that a policy of the cluster refused is sent again: no event tells that the policy is gone."""
+"""Seconds until an apply is sent again that was refused for something else than its object: by a policy of the cluster,
+or for a node port. No event tells that the policy is gone, or that the port is free."""
+
+_NODE_PORT: Final = re.compile(r"spec\.ports\[\d+\]\.nodePort")
+"""A field that is refused where another Service has its value, or where the cluster has none left to choose."""
 
 RECHECK_S: Final = 60.0
 """Seconds until an object that is on its way out is looked at again, in case that no event tells of its end."""
@@ -336,7 +341,9 @@ class Applier:
         except (InvalidError, PolicyError) as error:
             # A rival that changes the object each time would make every refused apply look like a new one.
             self._count(plan, check)
-            return self._reject(plan, plan.live, plan.differences, _refused(error, plan))
+            retry_after_s = POLICY_RETRY_S if _may_pass_later(error) else None
+            problem = _refused(error, plan)
+            return self._reject(plan, plan.live, plan.differences, problem, retry_after_s=retry_after_s)
 
     @contextmanager
     def _fate_of(self, plan: Plan) -> Generator[None]:
@@ -358,10 +365,10 @@ class Applier:
         problem: Problem,
         *,
         outcome: Outcome = Outcome.SKIPPED,
+        retry_after_s: float | None = None,
     ) -> Result:
-        """Remember that this write has no effect, and give the result."""
-        is_policy = problem.reason == REFUSED_BY_POLICY
-        retry_at_mono = self._mono() + POLICY_RETRY_S if is_policy else None
+        """Remember that this write has no effect, for so long or until something of it changes, and give the result."""
+        retry_at_mono = None if retry_after_s is None else self._mono() + retry_after_s
         rejected = _RejectedApply(plan.desired, live, left, problem, retry_at_mono)
         self._rejected[plan.kind, plan.key] = rejected
         return replace(rejected.result(plan, now_mono=self._mono()), outcome=outcome, live=live)
@@ -581,6 +588,11 @@ def _not_held(left: tuple[Difference, ...]) -> Problem:
     fields = ", ".join(str(each) for each in left)
     message = f"the API server stores something else than was applied for {fields}; look for an admission webhook"
     return Problem("FieldsNotHeld", message, needs_user_action=True, ends_with_event=True)
+
+
+def _may_pass_later(error: InvalidError | PolicyError) -> bool:
+    """Whether what is wrong may lie outside of the object and end without any event about it."""
+    return isinstance(error, PolicyError) or any(_NODE_PORT.fullmatch(cause.field) for cause in error.causes)
 
 
 def _refused(error: InvalidError | PolicyError, plan: Plan) -> Problem:

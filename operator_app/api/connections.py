@@ -120,7 +120,7 @@ class LoadBalancing(ApiModel):
 
 
 class HealthCheck(ApiModel):
-    """Asks each endpoint again and again, and sends no request to one that does not answer."""
+    """Asks each endpoint again and again, and sends no request to one that does not answer while another one does."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -360,8 +360,8 @@ class Service(ApiModel):
     Annotations that others put on the Service stay."""
 
     load_balancer_class: QualifiedName | None = None
-    """Which of the cluster's load balancers serves the Service, for example service.k8s.aws/nlb. It can't be changed
-    once the Service exists. Left out: the cluster's default."""
+    """Which of the cluster's load balancers serves the Service, for example service.k8s.aws/nlb. It can't be changed in
+    place: set type to ClusterIP, and after that to LoadBalancer with another class. Left out: the cluster's default."""
 
     load_balancer_source_ranges: Annotated[tuple[Cidr, ...], Field(max_length=64)] = ()
     """Addresses of clients that the load balancer lets in, for example 203.0.113.0/24, at most 64, where it can tell.

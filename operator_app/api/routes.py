@@ -489,7 +489,7 @@ class Route(ApiModel):
     """Limits how many requests pass."""
 
     cors: Cors | None = None
-    """Lets scripts of other origins call."""
+    """Lets scripts of other origins call a backend. A redirect and a fixed response are not granted to them."""
 
     access: Access | None = None
     """Limits which clients may use the route."""

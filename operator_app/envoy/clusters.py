@@ -20,6 +20,10 @@ add to the load of a backend that fails because of it."""
 
 _EJECTION_CHECK_S: Final = 10.0
 
+_PANIC_PERCENT: Final = 1
+"""Where fewer endpoints of a hundred are well, all are asked: of up to a hundred endpoints, where none is. Envoy rounds
+it to a whole number, and with 0 it would answer 503 without asking any."""
+
 
 def cluster_name(backend: str) -> str:
     """The name of the cluster of the backend called ``backend``."""
@@ -57,6 +61,9 @@ def cluster(backend: Backend, name: str | None = None) -> Message:
         },
     }
     message |= _balancing(backend) | _http(backend) | _checks(backend) | _outliers(backend.outlier_detection)
+    if backend.health_check is not None or backend.outlier_detection is not None:
+        # By default all are asked as soon as less than half of them are well, the failing ones among them.
+        message["common_lb_config"] = {"healthy_panic_threshold": {"value": _PANIC_PERCENT}}
     if backend.tls is not None:
         message["transport_socket"] = _tls(backend.tls, is_http2=backend.protocol is not BackendProtocol.HTTP1)
     return message | _discovery(backend)

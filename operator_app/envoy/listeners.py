@@ -56,6 +56,9 @@ def route_configuration(declared: Listener) -> Message:
         "name": listener_name(declared),
         "virtual_hosts": routes.virtual_hosts(declared.routes, https_only=declared.https_redirect),
     }
+    shared = routes.shared_filters(declared.routes)
+    if shared:
+        message["typed_per_filter_config"] = shared
     if declared.hsts is not None:
         seconds = declared.hsts.max_age_days * 86_400
         value = f"max-age={seconds}" + ("; includeSubDomains" if declared.hsts.include_subdomains else "")

@@ -27,7 +27,8 @@ the prefix itself and what is below it separately, since Envoy would make ``//v1
 methods that may not be repeated are those of requests that were not sent yet.
 
 The filters that routes use are listed in every listener (:func:`filters`), disabled unless a route configures them, so
-that no edit of a route changes a listener.
+that no edit of a route changes a listener. The rates of all routes are configured once for all virtual hosts
+(:func:`shared_filters`): a rate in each of Envoy's routes would be as many rates.
 """
 
 import json
@@ -79,6 +80,12 @@ _CORS: Final = "envoy.filters.http.cors"
 _ACCESS: Final = "envoy.filters.http.rbac"
 _RATE_LIMIT: Final = "envoy.filters.http.local_ratelimit"
 
+_RATE: Final = "rate"
+"""The key by which a route says which rate its requests take from."""
+
+_UNLIMITED: Final = 2**32 - 1
+"""The largest number of requests in a bucket, for each second."""
+
 _REDIRECT_CODES: Final = {
     301: "MOVED_PERMANENTLY",
     302: "FOUND",
@@ -105,7 +112,9 @@ def virtual_hosts_bytes(routes: tuple[Route, ...], *, https_only: bool = False) 
     """
     by_rank, sharing = _shared_routes(routes)
     # Each virtual host, and each route, is followed by a comma or by the bracket that closes its list.
-    route_bytes = [sum(_json_bytes(entry) + 1 for entry in _entries(route)) for route in by_rank]
+    route_bytes = [
+        sum(_json_bytes(entry) + 1 for entry in _entries(route, position)) for position, route in enumerate(by_rank)
+    ]
     return 1 + sum(
         _json_bytes(_virtual_host(domains, https_only=https_only)) + sum(route_bytes[position] for position in served)
         for served, domains in sharing.items()
@@ -118,12 +127,21 @@ def virtual_hosts(routes: tuple[Route, ...], *, https_only: bool = False) -> lis
     Virtual hosts that serve the same route contain the same object.
     """
     by_rank, sharing = _shared_routes(routes)
-    rendered = [list(_entries(route)) for route in by_rank]
+    rendered = [list(_entries(route, position)) for position, route in enumerate(by_rank)]
     return [
         _virtual_host(domains, https_only=https_only)
         | {"routes": [entry for position in served for entry in rendered[position]]}
         for served, domains in sharing.items()
     ]
+
+
+def shared_filters(routes: tuple[Route, ...]) -> Message:
+    """The configuration of filters for all of :func:`virtual_hosts` together, by the filter's name.
+
+    One rate for each route that declares one, whichever of Envoy's routes takes a request for it.
+    """
+    rates = {str(rank): route.rate_limit for rank, route in enumerate(sorted(routes, key=_rank)) if route.rate_limit}
+    return {_RATE_LIMIT: _rate_limits(rates)} if rates else {}
 
 
 def _virtual_host(domains: list[str], *, https_only: bool) -> Message:
@@ -185,13 +203,15 @@ def _path(match: RouteMatch) -> tuple[str | None, str]:
     return match.path_exact, (match.path_prefix or "").rstrip("/")
 
 
-def _entries(route: Route) -> Iterator[Message]:
-    """Envoy's routes for one of the spec."""
+def _entries(route: Route, rank: int) -> Iterator[Message]:
+    """Envoy's routes for one of the spec, which is at place ``rank`` of those of its listener."""
     match = _match(route)
     others = [_matched(":method", match.method)] if match.method else []
     others += [_matched(each.name, each.value) for each in match.headers]
     queries = [_matched(each.name, each.value) for each in match.query_params]
     changes = _changes(route)
+    if route.rate_limit:
+        changes["metadata"] = {"filter_metadata": {_RATE_LIMIT: {_RATE: str(rank)}}}
     replacement = route.prefix_rewrite or (route.redirect.prefix if route.redirect else None)
     for path, rewrite in _paths(match, replacement):
         if route.cors and match.method:
@@ -301,7 +321,6 @@ def _changes(route: Route) -> Message:
     configs = {
         _CORS: _cors(route.cors) if route.cors else None,
         _ACCESS: _access(route.access) if route.access else None,
-        _RATE_LIMIT: _rate_limit(route.rate_limit) if route.rate_limit else None,
     }
     changes["typed_per_filter_config"] = {name: value for name, value in configs.items() if value is not None}
     return {name: value for name, value in changes.items() if value}
@@ -359,17 +378,29 @@ def _clients(cidrs: tuple[str, ...]) -> Message:
     return {"or_ids": {"ids": [{"remote_ip": each} for each in ranges]}}
 
 
-def _rate_limit(limit: RateLimit) -> Message:
+def _rate_limits(rates: dict[str, RateLimit]) -> Message:
+    """One bucket for each of ``rates``; a route's metadata name the one that its requests take from."""
     always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
-    bucket = {
-        "max_tokens": limit.burst or limit.requests,
-        "tokens_per_fill": limit.requests,
-        "fill_interval": f"{limit.per.seconds}s",
-    }
+    named = {"key": _RATE_LIMIT, "path": [{"key": _RATE}]}
+    rate = {"descriptor_key": _RATE, "metadata_key": named, "source": "ROUTE_ENTRY", "skip_if_absent": True}
     return typed(
         "filters.http.local_ratelimit.v3.LocalRateLimit",
         stat_prefix="route",
-        token_bucket=bucket,
+        # What routes without a rate take from. Envoy wants one, and its interval has to divide those of the others.
+        token_bucket=_bucket(_UNLIMITED, _UNLIMITED, 1),
         filter_enabled=always,
         filter_enforced=always,
+        always_consume_default_token_bucket=False,
+        rate_limits=[{"actions": [{"metadata": rate}]}],
+        descriptors=[
+            {
+                "entries": [{"key": _RATE, "value": name}],
+                "token_bucket": _bucket(limit.burst or limit.requests, limit.requests, limit.per.seconds),
+            }
+            for name, limit in rates.items()
+        ],
     )
+
+
+def _bucket(most: int, refill: int, interval_s: int) -> Message:
+    return {"max_tokens": most, "tokens_per_fill": refill, "fill_interval": f"{interval_s}s"}

@@ -4,8 +4,8 @@ A forced apply takes fields over and never removes a field of another manager. S
 ours, so that the API server refuses the merged object (422):
 
 * another member of a *union*: ``value`` where we declare ``valueFrom``, ``exec`` where we declare ``httpGet``. The
-  API's own validation knows four unions in what we declare: the source of an environment variable, the handler of a
-  probe, the handler of a lifecycle hook, and the source of a volume;
+  API's own validation knows five unions in what we declare: the source of an environment variable, the handler of a
+  probe, the handler of a lifecycle hook, the source of a volume, and the number of a PodDisruptionBudget;
 * an item of a keyed list with the *name* of one of ours under another key. A Service port whose number somebody changed
   is to server-side apply a new port of theirs, with the name of the old one.
 
@@ -51,6 +51,7 @@ _UNIONS: Final = (
     ),
     *(_Union((*_POD, "containers[]", "lifecycle", hook), _HANDLERS) for hook in ("postStart", "preStop")),
     _Union((*_POD, "volumes[]"), None),
+    _Union(("spec",), frozenset({"maxUnavailable", "minAvailable"})),
 )
 _NAMED_LISTS: Final = (
     _NamedList(("spec", "ports"), ("port", "protocol")),

@@ -10,7 +10,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Object
-from operator_app.apply import IMPOSSIBLE_VERSION, Action, Ownership, OwnershipCheck, Plan, Result, child_check, plan
+from operator_app.apply import (
+    IMPOSSIBLE_VERSION,
+    POLICY_RETRY_S,
+    Action,
+    Ownership,
+    OwnershipCheck,
+    Plan,
+    Result,
+    child_check,
+    plan,
+)
 from operator_app.errors import ConflictError, TerminalError, TransientError
 from operator_app.results import Outcome
 from tests.unit.scripted_api import (
@@ -494,6 +504,23 @@ async def test_a_refusal_names_the_field_and_is_not_repeated(tmp_path: Path) -> 
         api.add(("apply ConfigMap", repaired()))
         other = await own.applier.execute(await own.applier.plan(CONFIG_MAP, wanted("newer"), CHECK), CHECK)
     assert other.problem is None
+
+
+async def test_a_node_port_that_is_taken_is_asked_for_again(tmp_path: Path) -> None:
+    """Another Service may give it back, of which no event tells: the same write is sent once a minute."""
+    taken = refused(422, "Invalid", "spec.ports[0].nodePort", message="provided port is already allocated")
+    desired = wanted_service(PORT | {"nodePort": 30080})
+    api = ScriptedApi(("apply Service", taken))
+    async with components(api, tmp_path, (SERVICE, service(PORT))) as own:
+        for _ in range(3):
+            waiting = await own.applier.execute(await own.applier.plan(SERVICE, desired, CHECK), CHECK)
+            assert waiting.problem is not None
+            assert waiting.problem.needs_user_action
+            assert waiting.requeue_after_s == POLICY_RETRY_S
+        own.clock.mono += POLICY_RETRY_S
+        api.add(("apply Service", repaired()))
+        result = await own.applier.execute(await own.applier.plan(SERVICE, desired, CHECK), CHECK)
+    assert result.problem is None
 
 
 async def test_a_refused_release_names_who_keeps_the_field(tmp_path: Path) -> None:

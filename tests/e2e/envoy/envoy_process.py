@@ -63,6 +63,14 @@ class Mount:
         directory.mkdir()
         self._versions = 0
 
+    @classmethod
+    def existing(cls, directory: Path) -> Self:
+        """A mount that is there, to be filled anew."""
+        mount = cls.__new__(cls)
+        mount.path = directory
+        mount._versions = len(list(directory.iterdir()))
+        return mount
+
     def swap(self, texts: Mapping[str, str]) -> None:
         """Replace all files."""
         self._versions += 1

@@ -209,6 +209,21 @@ def test_a_backends_certificate_is_verified(
         assert set(server.names) == {"app.internal"}
 
 
+def test_a_check_speaks_tls_as_requests_do(tmp_path: Path) -> None:
+    """It asks for the declared name, by SNI and as the host, verifies the certificate, and lets requests pass."""
+    authority = trustme.CA()
+    mounted = Path(ca_directory("authority").replace(CA_DIRECTORY, f"{tmp_path}/mount-ca"))
+    mounted.parent.mkdir()
+    Mount(mounted).swap({"ca.crt": authority.cert_pem.bytes().decode()})
+    with Tls(authority.issue_cert("app.internal"), ssl.TLSVersion.TLSv1_2) as server:
+        backend = {"tls": {"serverName": "app.internal", "caSecretName": "authority"}, "healthCheck": {"path": "/up"}}
+        with served(server), EnvoyProcess(spec_of([server], **backend), tmp_path) as proxy:
+            probe: Request = eventually(lambda: next(iter(server.requests), None), "a check")
+            assert (probe.path, probe.values("host")) == ("/up", ["app.internal"])
+            assert ask(proxy, "http", "/").status == 200
+        assert set(server.names) == {"app.internal"}
+
+
 @pytest.mark.reload
 @pytest.mark.parametrize("first", [{}, {"ca.crt": "x"}], ids=["missing", "broken"])
 def test_authorities_that_come_late_are_used(tmp_path: Path, app: Server, first: dict[str, str]) -> None:

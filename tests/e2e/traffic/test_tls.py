@@ -238,3 +238,34 @@ def test_clients_need_a_certificate_of_the_named_authority(app: Server) -> None:
             assert get(connection).startswith(b"HTTP/1.1 200")
         for client in (None, strangers.issue_cert("partner.test")):
             assert is_refused(proxy, authority, client)
+
+
+def test_a_session_is_worth_no_more_than_its_certificate(app: Server) -> None:
+    """Who resumes a session of an authority of clients that is no longer trusted is refused as everybody else."""
+    authority, partners, successors = trustme.CA(), trustme.CA(), trustme.CA()
+    with listening(app, authority.issue_cert(NAME), partners) as (proxy, secret):
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        partners.issue_cert("partner.test").configure_cert(context)
+        resumed: list[bool | None] = []
+
+        def served(session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
+            """The session of a connection that was served; ``None`` where it was refused."""
+            with socket.create_connection(("127.0.0.1", proxy.port("https")), DEADLINE_S) as plain:
+                try:
+                    with context.wrap_socket(plain, server_hostname=NAME, session=session) as encrypted:
+                        resumed.append(encrypted.session_reused)
+                        return encrypted.session if get(encrypted).startswith(b"HTTP/1.1 200") else None
+                except OSError:
+                    return None
+
+        session = served()
+        assert session is not None
+        assert session.has_ticket
+        assert served(session) is not None, "as long as the authority is trusted"
+        assert resumed == [False, True]
+        directory = secret.mount.path.parent.parent
+        trusted = Mount.existing(Path(ca_directory("partners").replace(CA_DIRECTORY, f"{directory}/mount-ca")))
+        trusted.swap({"ca.crt": successors.cert_pem.bytes().decode()})
+        eventually(lambda: True if is_refused(proxy, authority, partners.issue_cert("b.test")) else None, "the new one")
+        assert served(session) is None

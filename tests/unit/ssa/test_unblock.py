@@ -37,6 +37,16 @@ def test_a_renumbered_port_gets_its_number_back_and_keeps_its_node_port() -> Non
     assert patch == {"spec": {"ports": [PORT_80 | {"nodePort": 30080}, EXTRA]}}
 
 
+def test_a_budget_gets_the_number_that_is_declared() -> None:
+    """A PodDisruptionBudget has one of two numbers; what else others have declared stays."""
+    kind = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "x"}}
+    declared = kind | {"spec": {"maxUnavailable": 1}}
+    live = kind | {"spec": {"minAvailable": "50%", "unhealthyPodEvictionPolicy": "AlwaysAllow"}}
+    assert unblocking_patch(declared, live, ["spec"]) == {"spec": {"minAvailable": None, "maxUnavailable": 1}}
+    assert unblocking_patch(declared, live, ["metadata"]) is None
+    assert unblocking_patch(declared, kind | {"spec": {"maxUnavailable": 3}}, ["spec"]) is None
+
+
 def test_a_foreign_port_goes_where_ours_is_there_and_lost_only_its_name() -> None:
     """Two items can't have one name, and the declared one keeps it."""
     live = service(PORT_80 | {"name": "other"}, EXTRA | {"name": "http"})
