@@ -23,7 +23,7 @@ import anyio
 import structlog
 from anyio.abc import TaskStatus
 
-from operator_app.api.kinds import ENVOY_PROXY, FIELD_MANAGER, LEASE, PROXY_REGISTRATION, Key, Kind
+from operator_app.api.kinds import FIELD_MANAGER, LEASE, PROXY_REGISTRATION, Key, Kind
 from operator_app.apply import Applier
 from operator_app.controller.backpressure import Backpressure
 from operator_app.controller.drift_events import Reporter
@@ -310,12 +310,7 @@ class Operator:
             workers=settings.workers,
             rand=random.random,
             weight=settings.weight_of,
-            slots=self._slots,
         )
-
-    def _slots(self, proxy: Key) -> int:
-        """A large proxy takes all places of an ordinary tenant: each write of it holds the API server for long."""
-        return self._settings.in_flight_per_tenant if self._store.is_large(ENVOY_PROXY, proxy) else 1
 
     def _new_tracker(self) -> ContentionTracker:
         settings = self._settings

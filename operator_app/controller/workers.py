@@ -34,8 +34,7 @@ class WorkerPool:
     """Runs reconciles until it is stopped.
 
     At most ``workers`` reconciles run at a time, fewer under backpressure. An exception in a reconcile counts as a
-    failure of its own key and affects no other. ``weight`` returns how many ordinary tenants a tenant counts for, and
-    ``slots`` how many of a tenant's places a key takes.
+    failure of its own key and affects no other. ``weight`` returns how many ordinary tenants a tenant counts for.
     """
 
     def __init__(
@@ -48,10 +47,9 @@ class WorkerPool:
         workers: int,
         rand: Callable[[], float],
         weight: Callable[[str], int] = lambda _tenant: 1,
-        slots: Callable[[Key], int] = lambda _key: 1,
     ) -> None:
         self._reconcile = reconcile
-        self._queue = WorkQueue(limits, rand=rand, weight=weight, slots=slots)
+        self._queue = WorkQueue(limits, rand=rand, weight=weight)
         self._backpressure = backpressure
         self._metrics = metrics
         self._workers = workers

@@ -9,8 +9,6 @@ Guarantees
       that never idle while a lane can run, and reconciles of at most D seconds, its turn comes within
       ``ceil(L / W) * D`` seconds. A lane that was empty or at its in-flight limit is queued last again, with one turn
       and no credit for the turns it did not use.
-    - *Large keys alone.* A key takes ``slots`` of its lane's places while it is in flight, so that a lane runs one of
-      its largest keys at a time, beside smaller ones.
     - *Priorities, and no starvation.* In a lane, the lowest ``time + priority * age_promotes_after_s`` goes first. So a
       user's edit goes before a repair unless that has waited this much longer, and a key of priority P that is due
       since T is never preceded by one that is due later than ``T + P * age_promotes_after_s``.
@@ -157,7 +155,6 @@ class _Entry:
     at: float = NEVER
     running_in: "_Lane | None" = None
     running_priority: Priority = Priority.RESYNC
-    slots: int = 1
     failures: int = 0
     backoff_until: float = -math.inf
     retry_not_before: float = -math.inf
@@ -176,7 +173,6 @@ class _Lane:
     weight: int
     gets_left: int
     in_flight: int = 0
-    """Places that are taken; more than there are, where a key that takes several began beside others."""
     ready: tuple[_Schedule[_Entry], ...] = field(default_factory=lambda: tuple(_Schedule() for _ in Priority))
     """By priority; ordered by the time since which the key is due."""
     delayed: _Schedule[_Entry] = field(default_factory=_Schedule)
@@ -212,10 +208,6 @@ def _equal_weight(_lane: str) -> int:
     return 1
 
 
-def _one_slot(_key: Key) -> int:
-    return 1
-
-
 def _seconds(name: str, value: float) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be a finite number of seconds and not negative, but is {value}")
@@ -226,26 +218,18 @@ class WorkQueue:
     """Keys in lanes; the module's docstring states what is guaranteed.
 
     ``rand`` returns floats in [0, 1). ``weight`` gives a lane's number of keys per turn (less than 1 counts as 1). It
-    is called when a lane is created, so a changed weight is used from the next time that the lane was empty. ``slots``
-    gives how many of its lane's places a key takes while it is in flight (less than 1 counts as 1); it is called when
-    the key gets its turn, and a key never waits for more than one free place.
+    is called when a lane is created, so a changed weight is used from the next time that the lane was empty.
 
     A caller calls ``get`` until it returns ``None``, then sleeps until ``ready_at`` or until the next ``add``,
     ``add_at``, ``done`` or ``failed``, whichever comes first.
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        *,
-        rand: Callable[[], float],
-        weight: Callable[[str], int] = _equal_weight,
-        slots: Callable[[Key], int] = _one_slot,
+        self, limits: Limits, *, rand: Callable[[], float], weight: Callable[[str], int] = _equal_weight
     ) -> None:
         self._limits = limits
         self._rand = rand
         self._weight = weight
-        self._slots = slots
         self._entries: dict[Key, _Entry] = {}
         self._lanes: dict[str, _Lane] = {}
         self._ring: OrderedDict[_Lane, None] = OrderedDict()
@@ -304,8 +288,7 @@ class WorkQueue:
         entry = lane.pop(self._limits.age_promotes_after_s)
         entry.running_in, entry.running_priority = lane, entry.priority
         entry.priority, entry.at = Priority.RESYNC, NEVER
-        entry.slots = max(1, self._slots(entry.key))
-        lane.in_flight += entry.slots
+        lane.in_flight += 1
         self._in_flight += 1
         lane.gets_left -= 1
         if lane.gets_left == 0:
@@ -417,7 +400,7 @@ class WorkQueue:
             raise ValueError(f"{key} is not in flight")
         self._release_due(now)
         lane, entry.running_in = entry.running_in, None
-        lane.in_flight -= entry.slots
+        lane.in_flight -= 1
         self._in_flight -= 1
         return entry, lane
 

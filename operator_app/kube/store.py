@@ -45,9 +45,6 @@ _MOST_BYTES: Final = 65_536
 What that makes of a text is bounded by as much; it is given up at once when it does not save that.
 """
 
-LARGE_BYTES: Final = 65_536
-"""From so many bytes of JSON on an object is large: of what is stored of it, before compression."""
-
 _SLICE_BYTES: Final = 16_384
 _FAR_MAGIC: Final = b"\xfd7zXZ\x00"
 _FAR_FILTERS: Final = (
@@ -161,7 +158,7 @@ class _KindStore:
 
     ``index`` gives the value by which an object is looked up besides its address, ``by_index`` the addresses for each
     value; ``second`` and ``by_second`` are the same for another value. ``dictionary`` is the JSON of the first object,
-    with which all others are compressed. ``large`` has the addresses of those of ``LARGE_BYTES`` or more.
+    with which all others are compressed.
 
     A *scope* is what one watch covers. ``high_water_marks`` has for each scope, in ``range_marks`` where it is a range,
     and for each namespace within it, the newest resourceVersion that its watch or a complete list has shown;
@@ -175,7 +172,6 @@ class _KindStore:
     keep: Keep | None = None
     second: Index | None = None
     objects: dict[Key, _Stored] = field(default_factory=dict)
-    large: set[Key] = field(default_factory=set)
     by_index: dict[Hashable, set[Key]] = field(default_factory=dict)
     by_second: dict[Hashable, set[Key]] = field(default_factory=dict)
     dictionary: bytes = b""
@@ -261,8 +257,6 @@ class _KindStore:
         self.remove(key)
         self.tombstones.pop(key, None)
         text = msgspec.json.encode(obj if self.keep is None else self.keep(obj))
-        if len(text) >= LARGE_BYTES:
-            self.large.add(key)
         if not self.dictionary:
             self.dictionary = text[-_WINDOW_BYTES:]
         value = self.index(obj)
@@ -276,7 +270,6 @@ class _KindStore:
     def remove(self, key: Key) -> None:
         """Remove the object at ``key``, if there is one."""
         stored = self.objects.pop(key, None)
-        self.large.discard(key)
         if stored is None:
             return
         for by, value in ((self.by_index, stored.index_value), (self.by_second, stored.second_value)):
@@ -383,10 +376,6 @@ class Store:
     def version(self, kind: Kind, key: Key) -> int | None:
         """The latest known resourceVersion, or ``None`` where none is known; cheaper than :meth:`get`."""
         return self._kinds[kind].version(key)
-
-    def is_large(self, kind: Kind, key: Key) -> bool:
-        """Whether the latest known version has ``LARGE_BYTES`` or more; false where none is known."""
-        return key in self._kinds[kind].large
 
     def keys(self, kind: Kind) -> tuple[Key, ...]:
         """The addresses of all known objects of a kind."""

@@ -28,7 +28,6 @@ from operator_app.kube import fencing
 from operator_app.kube.client import Request
 from operator_app.kube.deltas import Changed, Listed
 from operator_app.kube.fencing import FencingToken
-from operator_app.kube.store import LARGE_BYTES
 from operator_app.observability.http import Health
 from operator_app.observability.metrics import Metrics
 from operator_app.registration.registrar import Registries
@@ -96,7 +95,7 @@ class Running:
 @asynccontextmanager
 async def running(folder: Path, api: ScriptedApi | None = None, **settings_: Any) -> AsyncGenerator[Running]:
     """An operator with one worker, so that its reconciles have an order."""
-    settings = Settings(**{"workers": 1, "in_flight_per_tenant": 1} | settings_)
+    settings = Settings(workers=1, in_flight_per_tenant=1, **settings_)
     async with cluster_over(api or ScriptedApi(), folder) as cluster:
         operator = Operator(settings, cluster, Metrics(), Health(), Backpressure(), Registries({}), replica="r")
         with operator._events._sender, operator._events._receiver:
@@ -353,13 +352,3 @@ async def test_what_changed_before_a_throttled_start_waits_no_longer_than_a_repa
         ready_at = run.operator._workers._queue.ready_at(now_mono)
         assert ready_at is not None
         assert ready_at - now_mono <= 10
-
-
-async def test_large_proxies_of_a_tenant_are_reconciled_one_at_a_time(tmp_path: Path) -> None:
-    """They take all places of their tenant, and a proxy of the usual size takes one."""
-    large, usual = proxy(Key("team", "large")), proxy(Key("team", "usual"))
-    large["spec"] = {"text": "a" * LARGE_BYTES}
-    async with running(tmp_path, in_flight_per_tenant=4) as world:
-        world.sync(envoyproxies=[large, usual])
-        slots = world.operator._workers._queue._slots
-        assert (slots(Key("team", "large")), slots(Key("team", "usual")), slots(Key("team", "none"))) == (4, 1, 1)

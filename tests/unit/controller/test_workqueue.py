@@ -457,25 +457,6 @@ class TestFairness:
         taken = [queue.get(0) for _ in range(9)]
         assert Counter(each.namespace if each else None for each in taken) == {"a": 6, "b": 2, None: 1}
 
-    def test_a_large_key_runs_beside_smaller_ones_but_beside_no_other_large_one(self) -> None:
-        """It takes all places of its lane, waits for one of them, and holds up no other lane."""
-        queue = WorkQueue(
-            Limits(in_flight_per_lane=3), rand=lambda: 0.5, slots=lambda key: 3 if key.name.startswith("large") else 0
-        )
-        for number, name in enumerate(("small", "large-1", "large-2", "other")):
-            queue.add(key(name), "a", REPAIR, now=number)
-        queue.add(key("large", "b"), "b", REPAIR, now=4)
-        assert [queue.get(4) for _ in range(4)] == [key("small"), key("large", "b"), key("large-1"), None]
-        assert queue.ready_at(4) is None
-        queue.done(key("small"), now=5)
-        assert queue.get(5) is None
-        queue.done(key("large-1"), now=6)
-        assert [queue.get(6) for _ in range(2)] == [key("large-2"), None]
-        queue.done(key("large-2"), now=7)
-        queue.done(key("large", "b"), now=7)
-        assert drained(queue, 7) == [key("other")]
-        assert_empty(queue)
-
     def test_no_credit_for_idleness(self) -> None:
         """A lane that was empty while another ran gets single turns afterwards, not the turns that it missed."""
         queue = queue_of()

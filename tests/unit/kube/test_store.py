@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from operator_app.api.kinds import CONFIG_MAP, SERVICE, Key, Object, key_of
 from operator_app.kube.deltas import Changed, Deleted, Listed
-from operator_app.kube.store import LARGE_BYTES, TOMBSTONES, Reading, Store, version_of
+from operator_app.kube.store import TOMBSTONES, Reading, Store, version_of
 
 A, B = Key("n", "a"), Key("n", "b")
 
@@ -57,19 +57,6 @@ def test_two_indexes_of_a_kind_are_kept_apart() -> None:
     store.apply_delta(Deleted(CONFIG_MAP, obj(4)))
     assert store.indexed_second(CONFIG_MAP, "z") == ()
     assert set(store.index_values(CONFIG_MAP)) == {"y"}
-
-
-def test_a_large_object_is_known_as_such_while_it_is_large() -> None:
-    """Whatever it compresses to: it grows, shrinks, is the first of its kind, and goes."""
-    store, text = store_of(obj(1) | {"text": "a" * LARGE_BYTES}), "a" * LARGE_BYTES
-    assert store.is_large(CONFIG_MAP, A)
-    store.apply_delta(Changed(CONFIG_MAP, obj(2)))
-    assert not store.is_large(CONFIG_MAP, A)
-    store.apply_delta(Changed(CONFIG_MAP, obj(3) | {"text": text}))
-    assert store.is_large(CONFIG_MAP, A)
-    assert not store.is_large(CONFIG_MAP, B)
-    store.apply_delta(Deleted(CONFIG_MAP, obj(4)))
-    assert not store.is_large(CONFIG_MAP, A)
 
 
 @pytest.mark.parametrize(("first", "then", "is_news"), [(5, 6, True), (5, 5, False), (5, 4, False), (9, 10, True)])
