@@ -307,10 +307,7 @@ class Campaign:
 
     def check_all(self) -> None:
         """Check every run once more, by new lists and by the whole audit log; call it after the quiet time."""
-        views: defaultdict[str, View] = defaultdict(dict)
-        for kind in KINDS:
-            for obj in self._admin.list(kind):
-                views[about(kind, obj)][kind, key_of(obj)] = obj
+        views = self._listed()
         writes: defaultdict[str, list[AuditEntry]] = defaultdict(list)
         owners = {f"proxy-{uid}": run.namespace for run in self._runs for uid in self._observer.uids(*_proxy_of(run))}
         owners |= {name: run.namespace for run in self._runs for name in hostnames(run.namespace)}
@@ -322,9 +319,25 @@ class Campaign:
         datable = [each for each in written if not checks.is_release(each)]
         self.complaints += out_of_order(datable, SHARDS, [run.namespace for run in self._runs])
         self.complaints += epochs_out_of_order(written, SHARDS)
-        for run in self._runs:
-            if run.settled_at is not None:
+        settled = [run for run in self._runs if run.settled_at is not None]
+        found = {
+            run.namespace: self._final_problems(run, views[run.namespace], writes[run.namespace]) for run in settled
+        }
+        if any(found.values()):
+            # Deployments without a node pass their deadline at their own time, and the status follows.
+            time.sleep(SETTLED_S)
+            views = self._listed()
+        for run in settled:
+            if found[run.namespace]:
                 run.problems += self._final_problems(run, views[run.namespace], writes[run.namespace])
+
+    def _listed(self) -> Mapping[str, View]:
+        """Everything there is, by the namespace that it is about."""
+        views: defaultdict[str, View] = defaultdict(dict)
+        for kind in KINDS:
+            for obj in self._admin.list(kind):
+                views[about(kind, obj)][kind, key_of(obj)] = obj
+        return views
 
     def undisturbed_failures(self) -> list[str]:
         """Runs that went wrong although their fault never struck; call it after ``check_all``."""

@@ -148,13 +148,15 @@ def serve(admin: Kube, pod: Object) -> None:
     admin.patch(POD, key_of(pod), {"status": status}, subresource="status")
 
 
+_SCALABLE: Final[Mapping[str, Any]] = {"replicas": 1, "resources": {"requests": {"cpu": "10m"}}}
+"""What an autoscaler needs to be declared. It is there from the start, since a change of it would replace the Pod."""
+
 OPTIONS: Final[Mapping[str, Any]] = {
-    "resources": {"requests": {"cpu": "10m"}},
     "disruption": {"maxUnavailable": 1},
     "autoscaling": {"maxReplicas": 2},
     "networkPolicy": {"from": [{"cidr": "192.0.2.0/24"}]},
 }
-"""What asks for every optional child; a proxy with it has one replica."""
+"""What asks for every optional child."""
 
 _OPTIONS_ONCE: Final = {kind.kind: 1 for kind in OPTIONAL_CHILD_KINDS}
 
@@ -185,14 +187,14 @@ SCENARIOS: Final = (
     Scenario(
         "optional children added",
         _add_options,
-        start={"replicas": 1},
+        start=_SCALABLE,
         uids=_OPTIONS_ONCE,
         only=(*OPTIONAL_CHILD_KINDS, DEPLOYMENT),
     ),
     Scenario(
         "optional children removed",
         _remove_options,
-        start={"replicas": 1, **OPTIONS},
+        start={**_SCALABLE, **OPTIONS},
         uids=_OPTIONS_ONCE,
         only=(*OPTIONAL_CHILD_KINDS, DEPLOYMENT),
     ),
@@ -200,7 +202,7 @@ SCENARIOS: Final = (
         "drift of the optional children",
         _drift_of_options,
         is_repair=True,
-        start={"replicas": 1, **OPTIONS},
+        start={**_SCALABLE, **OPTIONS},
         uids=_OPTIONS_ONCE,
         only=OPTIONAL_CHILD_KINDS,
     ),
