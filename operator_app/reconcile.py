@@ -8,7 +8,6 @@ outside write, and no step depends on memory of an earlier one.
 A reconcile never waits and never retries; its result says how it ended, and the workqueue decides when to try again.
 """
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -55,7 +54,7 @@ from operator_app.errors import ConflictError, OperatorError, PolicyError, Termi
 from operator_app.finalizer import Finalizer, has_finalizer
 from operator_app.kube.client import Cluster
 from operator_app.kube.events import Occurrence
-from operator_app.kube.store import Store
+from operator_app.kube.store import Store, version_of
 from operator_app.pods import trouble
 from operator_app.registration.addresses import Addresses
 from operator_app.registration.registrar import Registrar
@@ -162,7 +161,7 @@ class Reconciler:
                 result = await self._converge(proxy, failures, is_resync=is_resync)
         except ConflictError as error:
             # Another writer was faster than our watch; the next reconcile starts from what is stored now.
-            await self._refresh(key)
+            await self._refresh(proxy, error)
             result = ReconcileResult(failure=error)
         except OperatorError as error:
             result = ReconcileResult(failure=error)
@@ -309,7 +308,8 @@ class Reconciler:
 
     async def _apply_child(self, kind: Kind, child: Object, steps: "_Steps", *, is_paused: bool) -> Result:
         proxy = steps.proxy
-        check = child_check(proxy, was_reported=observed_current_generation(proxy))
+        is_next = kind == CONFIG_MAP and self._data_plane.is_next(proxy, child)
+        check = child_check(proxy, was_reported=observed_current_generation(proxy) and not is_next)
         try:
             # A paused proxy creates nothing, so nothing else tells whether a name is free; where somebody else had one
             # before this operator started, a read tells it as well as a create that is refused.
@@ -321,6 +321,8 @@ class Reconciler:
             result = self._failed(kind, proxy, Problem("Retrying", str(error)))
         except TerminalError as error:
             result = self._failed(kind, proxy, _terminal(error))
+        if kind == CONFIG_MAP and result.problem is None:
+            self._data_plane.hold(proxy, child)
         self._report(proxy, result)
         return result
 
@@ -462,18 +464,44 @@ class Reconciler:
                     steps.problems.append(Problem(error.reason, message, needs_user_action=True, ends_with_event=True))
                     steps.requeue_times_s.append(POLICY_RETRY_S)
 
-    async def _refresh(self, key: Key) -> None:
-        for kind, address in ((ENVOY_PROXY, key), *((kind, child_key(key)) for kind in ALL_CHILD_KINDS)):
-            known = self._store.get(kind, address)
-            if known is not None:
-                with contextlib.suppress(OperatorError):
-                    live = await self._cluster.get(kind, address)
-                    if live is not None and live["metadata"]["uid"] == known["metadata"]["uid"]:
-                        self._store.learn(kind, live)
-                    else:
-                        # This incarnation is gone, though no watch has delivered it. What has its name now may be
-                        # foreign, and no watch would deliver its deletion: the store does not learn it.
-                        self._store.forget(kind, known)
+    async def _refresh(self, proxy: Object, conflict: ConflictError) -> None:
+        """Read what is known of ``proxy`` again; where only an edit of it was faster, no more than that.
+
+        Not even that, if a watch has delivered another version since: who edits often would cost reads each time.
+        """
+        key = key_of(proxy)
+        if (conflict.kind, conflict.key) == (ENVOY_PROXY, key):
+            known = self._store.get(ENVOY_PROXY, key)
+            if known is not None and _is_newer(known, proxy):
+                return
+            if await self._read_again(ENVOY_PROXY, key):
+                return
+        else:
+            await self._read_again(ENVOY_PROXY, key)
+        for kind in ALL_CHILD_KINDS:
+            await self._read_again(kind, child_key(key))
+
+    async def _read_again(self, kind: Kind, key: Key) -> bool:
+        """Read a known object; whether it is still the one that was known."""
+        known = self._store.get(kind, key)
+        if known is None:
+            return False
+        try:
+            live = await self._cluster.get(kind, key)
+        except OperatorError:
+            return False
+        if live is None or live["metadata"]["uid"] != known["metadata"]["uid"]:
+            # This incarnation is gone, though no watch has delivered it. What has its name now may be foreign, and no
+            # watch would deliver its deletion: the store does not learn it.
+            self._store.forget(kind, known)
+            return False
+        self._store.learn(kind, live)
+        return True
+
+
+def _is_newer(known: Object, proxy: Object) -> bool:
+    """Whether ``known`` is a later version of the same object."""
+    return known["metadata"]["uid"] == proxy["metadata"]["uid"] and version_of(known) > version_of(proxy)
 
 
 @dataclass(frozen=True, slots=True)

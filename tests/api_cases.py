@@ -232,6 +232,20 @@ def _hosts(routes: int) -> list[Object]:
     return _listeners(*({"port": 80 + n, "routes": _routes(*[match] * each)} for n, each in enumerate(sizes)))
 
 
+def _many_routes(*routes: int) -> list[Object]:
+    """For each number a listener with so many routes."""
+    return _listeners(*({"port": 80 + n, "routes": _routes(*[{}] * each)} for n, each in enumerate(routes)))
+
+
+def _endpoints(*endpoints: int) -> list[Object]:
+    """For each number a backend with so many endpoints; the first two have the names that routes ask for."""
+    names = ["app", "db", *(f"b{n}" for n in range(len(endpoints)))]
+    return [
+        {"name": name, "endpoints": [{"host": "a.example.com", "port": 1 + n} for n in range(each)]}
+        for name, each in zip(names, endpoints, strict=False)
+    ]
+
+
 def _shared(*routes: int) -> list[Object]:
     """For each number a listener with so many routes, all of them for the same 16 wildcards."""
     match = {"hosts": [f"*.h{n}" for n in range(16)]}
@@ -246,6 +260,8 @@ def _with_spec(**fields: Any) -> Object:
 
 CASES: Final[tuple[Case, ...]] = (
     Case(("spec", "listeners"), _text(65_536), [_text(65_537)], "at most 65536 characters together"),
+    Case(("spec", "listeners"), _many_routes(*[64] * 8), [_many_routes(*[64] * 8, 1)], "at most 512 routes"),
+    Case(("spec", "backends"), _endpoints(*[64] * 16), [_endpoints(*[64] * 16, 1)], "name a Service"),
     Case(("spec", "listeners"), _hosts(128), [_hosts(129)], "write a wildcard"),
     Case(("spec", "listeners"), _shared(64), [_shared(64, 1)], "declare fewer of either"),
     Case(

@@ -74,6 +74,14 @@ Bounds what is stored, rendered and kept for one proxy.
 MAX_HOSTS: Final = 2_048
 """Hosts of all routes of one spec together. The API server evaluates its rules for each of them at every write."""
 
+MAX_ROUTES: Final = 512
+"""Routes of all listeners of one spec together."""
+
+MAX_ENDPOINTS: Final = 1_024
+"""Endpoints of all backends of one spec together. Like routes, they cost the API server at every write of the object,
+of its status as well: a spec with twice as many of both takes it a second of CPU each time (``make bench-hostile``).
+"""
+
 MAX_SHARED_ROUTES: Final = 65_536
 """Upper bound of ``Listener.shared_routes``, added up over the listeners."""
 
@@ -131,6 +139,7 @@ _SHARED_ROUTES: Final = (
     f"* l.routes.filter(r, {_IS_SHARED_ROUTE}).size()).sum()"
 )
 _HOSTS: Final = f"self.listeners.map(l, l.routes.map(r, {_HOSTS_OF_ROUTE}).sum()).sum()"
+_ENDPOINTS: Final = "self.backends.map(b, has(b.endpoints) ? b.endpoints.size() : 0).sum()"
 _TEXT: Final = (
     f"self.listeners.map(l, l.routes.map(r, {TEXT}).sum()).sum() "
     "+ self.backends.map(b, has(b.endpoints) ? b.endpoints.map(e, e.host.size()).sum() : 0).sum()"
@@ -497,6 +506,20 @@ class EnvoyProxySpec(ApiModel):
                 + sum(len(endpoint.host) for backend in spec.backends for endpoint in backend.endpoints)
                 <= MAX_TEXT
             ),
+        ),
+        Rule(
+            cel=f"self.listeners.map(l, l.routes.size()).sum() <= {MAX_ROUTES}",
+            message=f"all listeners together must have at most {MAX_ROUTES} routes: divide them between several "
+            "EnvoyProxies",
+            is_valid=lambda spec: sum(len(listener.routes) for listener in spec.listeners) <= MAX_ROUTES,
+            field=".listeners",
+        ),
+        Rule(
+            cel=f"{_ENDPOINTS} <= {MAX_ENDPOINTS}",
+            message=f"all backends together must have at most {MAX_ENDPOINTS} endpoints: name a Service instead of its "
+            "Pods, or divide them between several EnvoyProxies",
+            is_valid=lambda spec: sum(len(backend.endpoints) for backend in spec.backends) <= MAX_ENDPOINTS,
+            field=".backends",
         ),
         Rule(
             cel=f"{_HOSTS} <= {MAX_HOSTS}",

@@ -95,7 +95,8 @@ class Memory:
     ``previous`` are texts that were replaced by ones that not every Pod has loaded yet; ``round_of`` is the digest of
     the files that are waited for, and ``rounds`` how often their Pods were looked at, and ``secret_rounds`` how often
     for a Secret; ``waiting`` are the versions that a step waits for, and since when. ``written`` has the version of
-    each file that was stored last, and when.
+    each file that was stored last, and when; ``stored`` is what tells the contents of the last ConfigMap that held from
+    others in this process, 0 before the first.
     """
 
     uid: str
@@ -107,6 +108,7 @@ class Memory:
     secret_rounds: int = 0
     waiting: tuple[tuple[tuple[str, str], ...], float] | None = None
     written: dict[str, tuple[str, float]] = field(default_factory=dict)
+    stored: int = 0
 
     def keep_only(self, pods: Sequence[Pod]) -> None:
         """Forget Pods that are gone."""

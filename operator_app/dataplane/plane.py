@@ -145,8 +145,23 @@ class DataPlane:
         if self._ask is not None:
             # What the Pod has read may be another content than this, or than the last one of the same digest.
             token += f".{config_map.live['metadata']['resourceVersion']}"
-        trouble = await self._touch_all(lacking, token)
+        missed, trouble = await self._touch_all(lacking, token)
+        if self._ask is None:
+            is_over = target.digest == files.digest and not missed
+            message = _NOT_ASKED.message + (_untouched(trouble) if trouble is not None else "")
+            return replace(_NOT_ASKED, message=message, requeue_after_s=None if is_over else memory.begin_round(target))
         return self._programming(proxy, memory, serving, lacking, files, target, trouble)
+
+    def is_next(self, proxy: Object, config_map: Object) -> bool:
+        """Whether the operator itself declares other contents than those that held last, as each step of a change does.
+
+        What such a write changes is no repair, although the generation is the one before; unknown after a restart.
+        """
+        return self._memory(proxy).stored not in (0, _hash_of(config_map))
+
+    def hold(self, proxy: Object, config_map: Object) -> None:
+        """Remember that the ConfigMap has the declared contents."""
+        self._memory(proxy).stored = _hash_of(config_map)
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a proxy that is gone."""
@@ -202,8 +217,12 @@ class DataPlane:
             return ""
         return refusal_in(text)
 
-    async def _touch_all(self, pods: Sequence[Pod], token: str) -> str | None:
-        """Touch the Pods that do not carry ``token`` yet; returns what kept one from it."""
+    async def _touch_all(self, pods: Sequence[Pod], token: str) -> tuple[int, str | None]:
+        """Touch the Pods that do not carry ``token`` yet.
+
+        Returns how many of them still don't, as far as is known, and what kept one from it.
+        """
+        missed: list[Key] = []
         troubles: list[str] = []
 
         async def touch(pod: Pod) -> None:
@@ -212,8 +231,10 @@ class DataPlane:
             try:
                 live = await self._cluster.merge_patch(POD, pod.key, patch, subresource="status")
             except (ConflictError, NotFoundError):
-                return  # this Pod is gone, and its successor starts with the new files
+                missed.append(pod.key)  # this Pod is gone most likely, and its successor starts with the new files
+                return
             except OperatorError as error:
+                missed.append(pod.key)
                 troubles.append(f"Pod {pod.key.name} can't be touched: {error}")
                 return
             self._on_write(POD, Outcome.CONFIGURED)
@@ -223,7 +244,7 @@ class DataPlane:
             for pod in pods:
                 if pod.configuration != token:
                     tasks.start_soon(touch, pod)
-        return troubles[0] if troubles else None
+        return len(missed), troubles[0] if troubles else None
 
     def _programming(
         self,
@@ -235,9 +256,6 @@ class DataPlane:
         target: Files,
         trouble: str | None,
     ) -> Programming:
-        if self._ask is None:
-            wait_s = None if target.digest == files.digest else memory.begin_round(target)
-            return replace(_NOT_ASKED, requeue_after_s=wait_s)
         if memory.refusal is not None and memory.refusal.generation == proxy["metadata"]["generation"]:
             is_taken_back = target.digest != files.digest and not lacking
             wait_s = None if is_taken_back else 0.0 if target.digest == files.digest else memory.begin_round(target)
@@ -287,8 +305,12 @@ class DataPlane:
         waiting = [pod for pod in lacking if memory.asked[pod.uid].error is None]
         message = f"Pod {waiting[0].key.name} has not loaded the configuration yet, of {len(waiting)}"
         if trouble is not None:
-            message += f"; {trouble}; without that it takes up to 90 s"
+            message += _untouched(trouble)
         return Programming(is_true=False, reason="Loading", message=message, requeue_after_s=wait_s)
+
+
+def _untouched(trouble: str) -> str:
+    return f"; {trouble}; without that it takes up to 90 s"
 
 
 def _refused(refusal: Refusal, namespace: str, wait_s: float | None) -> Programming:
@@ -318,6 +340,11 @@ def _about_secret(answer: Answer, name: str, secret: str) -> str:
     is_in_use = name not in answer.unusable((name,))
     left = "goes on with what was there before" if is_in_use else "serves nobody"
     return f"finds no {keys} in Secret {secret}, and what needs it {left}"
+
+
+def _hash_of(config_map: Object) -> int:
+    """What tells contents from others in this process; texts keep their hashes, so this is cheap."""
+    return hash(frozenset(config_map["data"].items()))
 
 
 def _own_texts(proxy: Object, config_map: Object | None) -> dict[str, str]:

@@ -145,7 +145,12 @@ class Registrar:
         if unknown is not None:
             withdrawn = await self.withdraw(record, name, State.REGISTRY_UNKNOWN)
             return withdrawn or Registration(Outcome.SKIPPED, unknown)
-        claim = await self._acquire_claim(record)
+        try:
+            claim = await self._acquire_claim(record)
+        except TerminalError:
+            # Such as a right that the operator lacks: it lasts, and the name that was given up must not wait for it.
+            await self.withdraw(record, name, State.CLAIM_UNCERTAIN)
+            raise
         if claim.problem is not None and claim.problem.reason not in TAKEN:
             return await self.withdraw(record, name, State.CLAIM_UNCERTAIN) or claim
         if claim.problem is not None and await self._has_outside(record, name):

@@ -80,12 +80,15 @@ async def components(
     *,
     before: Before = _nothing,
     registries: Registries | None = None,
+    circuit: CircuitBreaker | None = None,
     abandon_after_s: float | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    mono: Callable[[], float] = lambda: 0.0,
 ) -> AsyncGenerator[Components]:
     """Components around an empty store; ``before`` is awaited before each request is sent.
 
-    An outside registry that failed is called again in the next round.
+    An outside registry that failed is called again in the next round, unless ``circuit`` says otherwise; ``mono`` is
+    the time for that.
     """
     async with Cluster.connect(
         kubeconfig=kubeconfig, user_agent="rounds", transport_wrapper=lambda inner: _Interrupted(inner, before)
@@ -116,9 +119,9 @@ async def components(
             Claims(applier, cluster, store, namespace=OPERATOR_NAMESPACE, sink=store.apply_delta, now=now),
             registries,
             Backoff(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
-            CircuitBreaker(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
+            circuit or CircuitBreaker(base_s=0.0, cap_s=0.0, rand=lambda: 0.0),
             policies=Policies(store, cluster, apexes=()),
-            mono=lambda: 0.0,
+            mono=mono,
         )
         reconciler = Reconciler(
             cluster,

@@ -92,8 +92,15 @@ NAMED: Final[tuple[Named, ...]] = (
     Named(
         "a refresh that learns another UID",
         "operator_app/reconcile.py",
-        'if live is not None and live["metadata"]["uid"] == known["metadata"]["uid"]:',
-        "if live is not None:",
+        'if live is None or live["metadata"]["uid"] != known["metadata"]["uid"]:',
+        "if live is None:",
+        _RECONCILE,
+    ),
+    Named(
+        "a step of a change that counts as a repair",
+        "operator_app/reconcile.py",
+        "observed_current_generation(proxy) and not is_next",
+        "observed_current_generation(proxy)",
         _RECONCILE,
     ),
     Named(

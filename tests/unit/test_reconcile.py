@@ -27,7 +27,7 @@ from operator_app.api.kinds import (
     Object,
 )
 from operator_app.api.models import parse_spec
-from operator_app.apply import POLICY_RETRY_S, Result
+from operator_app.apply import POLICY_RETRY_S, OwnershipCheck, Plan, Result
 from operator_app.dataplane.plane import DataPlane
 from operator_app.desired import children
 from operator_app.errors import ConflictError, TransientError
@@ -467,15 +467,57 @@ async def test_a_service_that_cannot_be_repaired_keeps_its_record_and_gets_no_ot
 
 
 async def test_a_proxy_that_has_moved_on_is_read_again(tmp_path: Path) -> None:
-    """A conflict over the proxy keeps record and status from being written, and refreshes what is known."""
+    """A conflict over the proxy keeps record and status from being written, and the proxy alone is read again."""
     proxy = proxy_of_team()
     newer = proxy_of_team(resourceVersion="11", generation=2)
-    reads: list[Line] = [(f"get {kind}", NOT_FOUND) for kind in CHILD_KINDS]
-    api = ScriptedApi(children_are_created(("apply EnvoyProxy", CONFLICT)), [("get EnvoyProxy", ok(newer)), *reads])
+    api = ScriptedApi(children_are_created(("apply EnvoyProxy", CONFLICT)), [("get EnvoyProxy", ok(newer))])
     async with reconciling(api, tmp_path, (ENVOY_PROXY, proxy)) as own:
         verdict = await own.reconciler.reconcile(KEY)
         assert own.store.get(ENVOY_PROXY, KEY) == newer
     assert isinstance(verdict.failure, ConflictError)
+
+
+async def test_a_proxy_whose_edit_the_watch_has_delivered_is_not_read(tmp_path: Path) -> None:
+    """Its edits come faster than reconciles end: each conflict would cost reads of what is known already."""
+    proxy = finalized_proxy()
+    newer = finalized_proxy(resourceVersion="11", generation=2)
+    api = ScriptedApi()
+    async with reconciling(api, tmp_path, *family(proxy)) as own:
+
+        def delivered(body: Object) -> tuple[int, Object]:
+            own.store.learn(ENVOY_PROXY, newer)
+            return CONFLICT(body)
+
+        api.add(("apply EnvoyProxy/status", delivered))
+        verdict = await own.reconciler.reconcile(KEY)
+    assert isinstance(verdict.failure, ConflictError)
+
+
+@pytest.mark.parametrize("is_next", [True, False])
+async def test_a_next_step_of_the_config_map_is_no_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_next: bool
+) -> None:
+    """Everything else of a generation that was reported is, so that another writer of it is met ever more slowly."""
+    proxy = finalized_proxy()
+    reported = {"type": "Reconciled", "status": "True", "reason": "Verified", "observedGeneration": 1}
+    proxy["status"] = {"conditions": [reported]}
+    repairs: dict[Kind, bool] = {}
+    async with reconciling(ScriptedApi(), tmp_path, *family(proxy)) as own:
+        plan = own.applier.plan
+
+        async def planned(kind: Kind, desired: Object, check: OwnershipCheck, *, ask_server: bool) -> Plan:
+            repairs[kind] = check.was_reported
+            return await plan(kind, desired, check, ask_server=ask_server)
+
+        monkeypatch.setattr(own.applier, "plan", planned)
+        monkeypatch.setattr(own.reconciler._data_plane, "is_next", lambda _proxy, _config_map: is_next)
+        await own.reconciler._take_steps(
+            proxy,
+            parse_spec(proxy),
+            children(proxy, parse_spec(proxy), default_image="envoy:default"),
+            is_resync=False,
+        )
+    assert {kind: repairs[kind] for kind in CHILD_KINDS} == {CONFIG_MAP: not is_next, DEPLOYMENT: True, SERVICE: True}
 
 
 async def test_a_conflict_makes_known_what_is_gone_and_learns_nobody_elses_object(tmp_path: Path) -> None:

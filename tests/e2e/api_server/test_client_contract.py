@@ -631,11 +631,8 @@ async def test_nothing_is_lost_between_streams(cluster: Cluster, admin: Kube, na
 # --- identity ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_service_account_is_who_it_is(control_plane: ControlPlane, admin: Kube, namespace: str) -> None:
+async def test_a_service_account_is_who_it_is(control_plane: ControlPlane, namespace: str) -> None:
     """A kubeconfig with a service account's token authenticates, and what RBAC does not grant is ForbiddenError."""
-    admin.wait_until(
-        Kind("", "v1", "ServiceAccount", "serviceaccounts"), Key(namespace, "default"), lambda found: found
-    )
     kubeconfig = control_plane.kubeconfig_for(namespace, "default")
     async with Cluster.connect(kubeconfig=kubeconfig, user_agent="contract-test") as cluster:
         with pytest.raises(ForbiddenError) as forbidden:

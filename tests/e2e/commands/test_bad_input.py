@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from operator_app.api.kinds import ENVOY_PROXY, PROXY_REGISTRATION, Key, Object, key_of
-from operator_app.api.models import parse_spec
+from operator_app.api.models import MAX_ENDPOINTS, MAX_HOSTS, MAX_ROUTES, parse_spec
 from tests import api_cases
 from tests.api_cases import BOUNDS, CASES, HOSTILE, NAME_CASE, TEXT_MEMBERS, Case, edited, proxy, with_fragment
 from tests.e2e.controlplane import Cluster
@@ -112,7 +112,7 @@ def test_no_text_carries_another_languages_structure(at: api_cases.Path, namespa
 
 
 def test_the_largest_object_is_accepted(namespace: str, refusal: Refusal) -> None:
-    """An object with every list full, whose text together is just within its bound, is accepted.
+    """An object with all the routes, hosts and endpoints there may be, and nearly all the text, is accepted.
 
     The API server refuses a CRD whose rules could cost too much, and stops an evaluation that does.
     """
@@ -124,7 +124,7 @@ def test_the_largest_object_is_accepted(namespace: str, refusal: Refusal) -> Non
             "routes": [
                 {
                     "match": {
-                        "hosts": ["a.dev", "b.dev"],
+                        "hosts": [f"h{host}.abc.example.com" for host in range(MAX_HOSTS // MAX_ROUTES)],
                         "pathPrefix": "/",
                     },
                     "backend": f"backend-{route}",
@@ -132,12 +132,12 @@ def test_the_largest_object_is_accepted(namespace: str, refusal: Refusal) -> Non
                 for route in range(64)
             ],
         }
-        for listener in range(16)
+        for listener in range(MAX_ROUTES // 64)
     ]
     big["spec"]["backends"] = [
         {
             "name": f"backend-{backend}",
-            "endpoints": [{"host": f"app{n:02}.a.svc", "port": 8080} for n in range(64)],
+            "endpoints": [{"host": f"app{n:02}.another-namespace.svc", "port": 80} for n in range(MAX_ENDPOINTS // 64)],
         }
         for backend in range(64)
     ]

@@ -11,8 +11,8 @@ from typing import Final
 import trustme
 import yaml
 
-from operator_app.api.kinds import Object
-from tests.e2e.kube import Kube, kubeconfig_context
+from operator_app.api.kinds import Key, Object
+from tests.e2e.kube import SERVICE_ACCOUNT, Kube, kubeconfig_context
 
 ADMIN: Final = "admin"
 CONTROLLER_MANAGER: Final = "system:kube-controller-manager"
@@ -103,8 +103,10 @@ def write_service_account_kubeconfig(
 ) -> None:
     """Write a kubeconfig that authenticates as a ServiceAccount, with a token from the TokenRequest API.
 
-    The cluster may cap the token's lifetime below ``TOKEN_LIFETIME_S``. Raises ``KubeError`` if the account is absent.
+    The cluster may cap the token's lifetime below ``TOKEN_LIFETIME_S``. A new namespace gets its ``default`` account
+    from a controller, a moment later; raises ``TimeoutError`` if the account does not come.
     """
+    admin.wait_until(SERVICE_ACCOUNT, Key(namespace, service_account), lambda found: found)
     request = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.controlplane import BuildError, StartError, ToolchainError
-from tests.e2e.faults import outside
+from tests.e2e.faults import lives, outside
 from tests.e2e.faults.campaign import Run
 from tests.e2e.faults.catalogue import everything
 from tests.e2e.faults.parts import QUIET_S, RESYNC_INTERVAL_S, Progress, conducted, new_campaign
 from tests.e2e.faults.report import counts, distinct_points, failures, page, unreached
 from tests.e2e.faults.scenarios import SCENARIOS
-from tests.e2e.powerdns.install import NotInstalledError
+from tests.e2e.node.packages import PackagesError
 from tests.paths import ROOT
 
 PAGE: Final = ROOT / "docs" / "reliability.md"
@@ -49,9 +49,9 @@ def main(only: Sequence[str] = ()) -> int:
     is_good = False
     try:
         runs, complaints = _experiment(directory, report, only)
-        calls = [] if only else outside.everything(directory, report)
+        calls = [] if only else [*outside.everything(directory, report), *lives.everything(directory, report)]
         is_good = _reported(runs, calls, complaints, report, page_file=None if only else PAGE)
-    except (BuildError, StartError, ToolchainError, NotInstalledError) as error:
+    except (BuildError, StartError, ToolchainError, PackagesError) as error:
         print(f"faults: {error}", file=sys.stderr)
     finally:
         if is_good or not any(directory.iterdir()):

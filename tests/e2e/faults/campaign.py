@@ -12,13 +12,24 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, ENVOY_PROXY, NAMESPACE, SERVICE, Key, Kind, Object, key_of
+from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
+    CONFIG_MAP,
+    ENVOY_PROXY,
+    NAMESPACE,
+    POD,
+    SERVICE,
+    Key,
+    Kind,
+    Object,
+    key_of,
+)
 from operator_app.desired import child_key
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry, AuditLog
@@ -28,8 +39,8 @@ from tests.e2e.faults import checks
 from tests.e2e.faults.observer import KINDS, REGISTRY_KINDS, Observer, View, about
 from tests.e2e.faults.plan import ON_THE_WIRE, SECOND, Fault, FaultKind, Plan, Point, points_in_all
 from tests.e2e.faults.proxy import FaultProxy
-from tests.e2e.faults.scenarios import FOREIGN_ANNOTATION, NAME, Scenario, fresh_proxy, hostnames
-from tests.e2e.kube import Kube
+from tests.e2e.faults.scenarios import FOREIGN_ANNOTATION, NAME, Scenario, hostnames, serve
+from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import OPERATOR_USER, declared_children, not_as_declared
 
@@ -199,17 +210,31 @@ class Campaign:
                 live = self._admin.create(kind, foreign)
                 run.foreign[kind, Key(run.namespace, live["metadata"]["name"])] = live
             if run.scenario.is_prepared:
-                run.uid = self._admin.create(ENVOY_PROXY, fresh_proxy(run.namespace))["metadata"]["uid"]
+                run.uid = self._admin.create(ENVOY_PROXY, run.scenario.proxy(run.namespace))["metadata"]["uid"]
                 run.acted_mono = time.monotonic()
         prepared = [run for run in runs if run.scenario.is_prepared]
-        fresh = [Run(_PREPARED, namespace=each.namespace, uid=each.uid, foreign=each.foreign) for each in prepared]
+        self._wait_prepared(prepared, _PREPARED)
+        serving = [run for run in prepared if run.scenario.has_serving_pod]
+        for run in serving:
+            serve(self._admin, self._pod_of(run))
+        self._wait_prepared(serving, replace(_PREPARED, has_serving_pod=True))
+        for run in prepared:
+            for kind in run.scenario.children_at_start:
+                patch = {"metadata": {"annotations": {FOREIGN_ANNOTATION: "yes"}}}
+                self._admin.patch(kind, child_key(Key(run.namespace, NAME)), patch, field_manager="stranger")
+
+    def _wait_prepared(self, runs: Iterable[Run], scenario: Scenario) -> None:
+        fresh = [Run(scenario, namespace=each.namespace, uid=each.uid, foreign=each.foreign) for each in runs]
         self._wait(fresh, CONVERGE_TIMEOUT_S)
         unprepared = [run for run in fresh if not run.has_survived]
         assert not unprepared, f"no undisturbed start for {unprepared[0]}: {unprepared[0].problems}\n{self.log}"
-        for run in prepared:
-            for kind in CHILD_KINDS:
-                patch = {"metadata": {"annotations": {FOREIGN_ANNOTATION: "yes"}}}
-                self._admin.patch(kind, child_key(Key(run.namespace, NAME)), patch, field_manager="stranger")
+
+    def _pod_of(self, run: Run) -> Object:
+        """The Pod of a run's proxy, once its ReplicaSet has made it."""
+        return wait_until(lambda: next((each for each in self._pods(run)), None), what=f"a Pod in {run.namespace}")
+
+    def _pods(self, run: Run) -> list[Object]:
+        return [obj for (kind, _), obj in self._observer.view(run.namespace).items() if kind == POD]
 
     def act(self, run: Run) -> None:
         """Perform the action of the scenario."""
@@ -282,10 +307,7 @@ class Campaign:
 
     def check_all(self) -> None:
         """Check every run once more, by new lists and by the whole audit log; call it after the quiet time."""
-        views: defaultdict[str, View] = defaultdict(dict)
-        for kind in KINDS:
-            for obj in self._admin.list(kind):
-                views[about(kind, obj)][kind, key_of(obj)] = obj
+        views = self._listed()
         writes: defaultdict[str, list[AuditEntry]] = defaultdict(list)
         owners = {f"proxy-{uid}": run.namespace for run in self._runs for uid in self._observer.uids(*_proxy_of(run))}
         owners |= {name: run.namespace for run in self._runs for name in hostnames(run.namespace)}
@@ -297,9 +319,25 @@ class Campaign:
         datable = [each for each in written if not checks.is_release(each)]
         self.complaints += out_of_order(datable, SHARDS, [run.namespace for run in self._runs])
         self.complaints += epochs_out_of_order(written, SHARDS)
-        for run in self._runs:
-            if run.settled_at is not None:
+        settled = [run for run in self._runs if run.settled_at is not None]
+        found = {
+            run.namespace: self._final_problems(run, views[run.namespace], writes[run.namespace]) for run in settled
+        }
+        if any(found.values()):
+            # Deployments without a node pass their deadline at their own time, and the status follows.
+            time.sleep(SETTLED_S)
+            views = self._listed()
+        for run in settled:
+            if found[run.namespace]:
                 run.problems += self._final_problems(run, views[run.namespace], writes[run.namespace])
+
+    def _listed(self) -> Mapping[str, View]:
+        """Everything there is, by the namespace that it is about."""
+        views: defaultdict[str, View] = defaultdict(dict)
+        for kind in KINDS:
+            for obj in self._admin.list(kind):
+                views[about(kind, obj)][kind, key_of(obj)] = obj
+        return views
 
     def undisturbed_failures(self) -> list[str]:
         """Runs that went wrong although their fault never struck; call it after ``check_all``."""
@@ -311,7 +349,7 @@ class Campaign:
 
     def _final_problems(self, run: Run, view: View, writes: Sequence[AuditEntry]) -> list[str]:
         key = Key(run.namespace, NAME)
-        uids = {kind.kind: self._observer.uids(kind, child_key(key)) for kind in CHILD_KINDS}
+        uids = {kind.kind: self._observer.uids(kind, child_key(key)) for kind in ALL_CHILD_KINDS}
         uids[ENVOY_PROXY.kind] = self._observer.uids(ENVOY_PROXY, key)
         uids |= {kind.kind: self._observer.uids_about(kind, run.namespace) for kind in REGISTRY_KINDS}
         elsewhere = {*hostnames(run.namespace), *(f"proxy-{uid}" for uid in uids[ENVOY_PROXY.kind])}
@@ -323,6 +361,7 @@ class Campaign:
             *checks.write_problems(
                 writes,
                 names=frozenset({NAME, child_key(key).name} | elsewhere),
+                pods=frozenset(each["metadata"]["name"] for each in self._pods(run) if run.scenario.has_serving_pod),
                 may_repeat=run.may_repeat,
             ),
         ]
@@ -338,7 +377,7 @@ class Campaign:
         proxy = view.get(_proxy_of(run))
         if proxy is None or run.scenario.ends_gone:
             return
-        known = {kind: view.get((kind, child_key(key_of(proxy)))) for kind in CHILD_KINDS}
+        known = {kind: view.get((kind, child_key(key_of(proxy)))) for kind in ALL_CHILD_KINDS}
         for kind, child in declared_children(proxy, known).items():
             address = kind, key_of(child)
             paths = not_as_declared(self._admin, kind, child) if address in view.keys() - run.foreign.keys() else ()
@@ -376,7 +415,7 @@ class Campaign:
             if run.is_awaiting_recreation and (ENVOY_PROXY, Key(run.namespace, NAME)) not in self._observer.view(
                 run.namespace
             ):
-                run.uid = self._admin.create(ENVOY_PROXY, fresh_proxy(run.namespace))["metadata"]["uid"]
+                run.uid = self._admin.create(ENVOY_PROXY, run.scenario.proxy(run.namespace))["metadata"]["uid"]
                 run.is_awaiting_recreation = False
                 run.acted_mono = time.monotonic()
 

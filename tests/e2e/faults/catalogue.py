@@ -86,6 +86,8 @@ def everything(points: Mapping[str, Iterable[Point]]) -> Catalogue:
         for point in points[scenario.name]:
             if point.verb == "get" and point.n > READS:
                 continue
+            if scenario.only and point.kind not in {kind.kind for kind in scenario.only}:
+                continue
             for kind in applicable(point):
                 catalogue.add(Run(scenario, kind, point))
             for kind, then in pairs(point, number):

@@ -15,9 +15,10 @@ from typing import Final, Self
 import httpx2
 
 from operator_app.api.kinds import (
-    CHILD_KINDS,
+    ALL_CHILD_KINDS,
     ENVOY_PROXY,
     HOSTNAME_CLAIM,
+    POD,
     PROXY_REGISTRATION,
     Key,
     Kind,
@@ -29,7 +30,7 @@ from tests.e2e.kube import Kube, KubeError, path_of
 REGISTRY_KINDS: Final = (PROXY_REGISTRATION, HOSTNAME_CLAIM)
 """Kinds whose objects are not in a tenant's namespace, and about the namespace of the proxy that they name."""
 
-KINDS: Final = (ENVOY_PROXY, *CHILD_KINDS, *REGISTRY_KINDS)
+KINDS: Final = (ENVOY_PROXY, *ALL_CHILD_KINDS, *REGISTRY_KINDS, POD)
 
 _STREAM_S: Final = 5
 """How long one watch lasts, and so how long it takes to stop."""

@@ -28,7 +28,9 @@ from operator_app.settings import Settings
 from tests.e2e.powerdns.proxy import FaultyProxy, HttpFault
 from tests.e2e.powerdns.server import PowerDns, Row, Zone
 
-TIMEOUT_S: Final = 0.6
+TIMEOUT_S: Final = 2.0
+"""The bound on a request. None that has no fault may fail for it, however busy the machine is."""
+
 LATE_S: Final = 0.3
 """A request that hangs arrives so many seconds after it was given up."""
 
@@ -49,6 +51,9 @@ FAULTS: Final = {
     "429": HttpFault(status=429, headers={"Retry-After": "1"}),
 }
 
+CALLS: Final = "calls to PowerDNS"
+"""What this part of the campaign is called."""
+
 TERMINAL: Final = frozenset({"400", "401", "403", "404", "409", "413", "422"})
 """Faults that say that a retry of the same does not help; the others may."""
 
@@ -67,16 +72,20 @@ class OutsideScenario:
 
 @dataclass(slots=True)
 class OutsideRun:
-    """One fault at one point: the ``nth`` request of a method in a scenario. Without problems it has survived."""
+    """One fault at one point: the ``nth`` request of a method in a scenario. Without problems it has survived.
+
+    ``part`` is the part of the campaign that it belongs to.
+    """
 
     scenario: str
     method: str
     nth: int
     fault: str
     problems: list[str] = field(default_factory=list)
+    part: str = CALLS
 
     def __str__(self) -> str:
-        return f"{self.scenario}, {self.method} #{self.nth}, {self.fault}"
+        return f"{self.part}, {self.scenario}, {self.method} #{self.nth}, {self.fault}"
 
 
 def a_record(zone: Zone, generation: int) -> Record:
@@ -231,13 +240,15 @@ def everything(directory: Path, report: Callable[[str], None]) -> list[OutsideRu
             return anyio.run(campaign, server, proxy, tuple(FAULTS), report)
 
 
-def section(runs: Sequence[OutsideRun]) -> Iterator[str]:
-    """The lines of the page about these runs: a row for each point."""
-    yield "## Calls outside of the cluster\n\n"
-    yield "Every fault of HTTP at every request to PowerDNS, on a real server: see `tests/e2e/faults/outside.py`.\n\n"
-    kinds = list(dict.fromkeys(run.fault for run in runs))
-    yield f"| point | {' | '.join(kinds)} |\n| {' | '.join(['---'] * (len(kinds) + 1))} |\n"
-    for point in dict.fromkeys((run.scenario, run.method, run.nth) for run in runs):
-        cells = {run.fault: run for run in runs if (run.scenario, run.method, run.nth) == point}
-        words = ("**FAILED**" if cells[kind].problems else "survived" for kind in kinds)
-        yield f"| {point[0]}: {point[1]} #{point[2]} | {' | '.join(words)} |\n"
+def tables(runs: Sequence[OutsideRun]) -> Iterator[str]:
+    """The lines of the page about these runs: a table for each part, and in it a row for each point."""
+    for part in dict.fromkeys(run.part for run in runs):
+        of_part = [run for run in runs if run.part == part]
+        kinds = list(dict.fromkeys(run.fault for run in of_part))
+        yield f"## {part[0].upper()}{part[1:]}\n\n"
+        yield f"| point | {' | '.join(kinds)} |\n| {' | '.join(['---'] * (len(kinds) + 1))} |\n"
+        for point in dict.fromkeys((run.scenario, run.method, run.nth) for run in of_part):
+            cells = {run.fault: run for run in of_part if (run.scenario, run.method, run.nth) == point}
+            words = ("**FAILED**" if cells[kind].problems else "survived" for kind in kinds)
+            yield f"| {point[0]}: {point[1]} #{point[2]} | {' | '.join(words)} |\n"
+        yield "\n"

@@ -8,7 +8,7 @@ from operator_app.settings import Settings
 from tests.e2e.faults.campaign import BOUNDS, Run
 from tests.e2e.faults.catalogue import HEALED_BY_RESYNC, READS
 from tests.e2e.faults.conduct import IDLE
-from tests.e2e.faults.outside import OutsideRun, section
+from tests.e2e.faults.outside import OutsideRun, tables
 from tests.e2e.faults.plan import FaultKind
 from tests.e2e.faults.scenarios import SCENARIOS
 from tests.e2e.operator_process import QUICK
@@ -52,9 +52,17 @@ fails, as it does when a run did not survive.
 
 Between two of the operator's rounds others write as well: in one scenario a stranger's Service has the name of the
 proxy's, in another one a rival undoes each repair once. Where two faults are named, the second one struck at the next
-request about the same proxy, the first one of the recovery. A run whose fault found nothing to strike is made again,
-and has to converge all the same. What a stranger has is read in each round; the first {reads} of these reads are
-points.
+request about the same proxy, the first one of the recovery. Of the scenarios with optional children, and of the one
+with a Pod that serves, points are only the requests and events of the kinds that they are about. No node takes part:
+that Pod serves as far as the API server knows, so that it is touched and not asked. A run whose fault found nothing to
+strike is made again, and has to converge all the same. What a stranger has is read in each round; the first {reads} of
+these reads are points.
+
+DNS servers fail as well. Each call of the PowerDNS registry, and each step of a proxy's life under the whole operator
+(registration, another address, another hostname, deletion), met every fault of HTTP at every request to PowerDNS, on a
+real server. The same lives met every fault of a DNS message on the way to BIND. Each step had to end with exactly the
+zone, claims, entry and status of an undisturbed one, and nothing else was seen in the zone on the way; see
+`tests/e2e/faults/outside.py` and `lives.py`.
 
 The runs change these settings: {flags}.
 
@@ -68,7 +76,7 @@ FLAGS: Final = (*QUICK, *BOUNDS, *IDLE, "--sweep-interval-s", "--http-port", "--
 
 
 def counts(runs: Iterable[Run], calls: Sequence[OutsideRun] = ()) -> tuple[int, int]:
-    """How many faults were injected, and how many of these runs survived; ``calls`` are those to PowerDNS."""
+    """How many faults were injected, and how many of these runs survived; ``calls`` are those to DNS servers."""
     injected = [run for run in runs if run.is_injected]
     survived = sum(run.has_survived for run in injected) + sum(not call.problems for call in calls)
     return len(injected) + len(calls), survived
@@ -115,7 +123,8 @@ def page(
     )
     parts = [head, *_failures(runs, calls, complaints)]
     rows = [(name, *counts(sections[name])) for name in names]
-    rows += [("calls to PowerDNS", *counts((), calls))] if calls else []
+    parts_outside = dict.fromkeys(call.part for call in calls)
+    rows += [(part, *counts((), [call for call in calls if call.part == part])) for part in parts_outside]
     parts.append(_table(("scenario", "points tried", "survived"), rows))
     kinds = [(kind.value, *counts(run for run in runs if run.kind is kind and run.then is None)) for kind in FaultKind]
     kinds.append(("two faults", *counts(run for run in runs if run.then is not None)))
@@ -123,7 +132,7 @@ def page(
     for name in names:
         parts += [f"## {name[0].upper()}{name[1:]}\n", _points(sections[name])]
     if calls:
-        parts.append("".join(section(calls)))
+        parts.append("".join(tables(calls)).rstrip("\n") + "\n")
     return "\n".join(parts)
 
 

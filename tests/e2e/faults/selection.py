@@ -15,7 +15,7 @@ from tests.e2e.faults.conduct import conduct
 from tests.e2e.faults.plan import FaultKind, Point
 from tests.e2e.faults.scenarios import SCENARIOS, Scenario
 
-FIRST, EDIT, LOSS, DRIFT, DELETION, RE_CREATION, STRANGER, RIVAL = SCENARIOS
+FIRST, EDIT, LOSS, DRIFT, DELETION, RE_CREATION, STRANGER, RIVAL, ADDED, REMOVED, OPTIONAL_DRIFT, SERVING = SCENARIOS
 QUIET_S: Final = 3.0
 RESYNC_INTERVAL_S: Final = 2.0
 
@@ -41,6 +41,11 @@ REQUESTS: Final[tuple[Selected, ...]] = (
     (EDIT, FaultKind.KILL_BEHIND, Point("apply", "HostnameClaim"), None),
     (EDIT, FaultKind.LOST_ANSWER, Point("apply", "Deployment"), FaultKind.HANG),
     (DRIFT, FaultKind.BROKEN, Point("apply", "Service"), FaultKind.CONFLICT),
+    (ADDED, FaultKind.LOST_ANSWER, Point("apply", "HorizontalPodAutoscaler"), None),
+    (REMOVED, FaultKind.KILL_BEHIND, Point("delete", "PodDisruptionBudget"), None),
+    (OPTIONAL_DRIFT, FaultKind.CONFLICT, Point("apply", "NetworkPolicy"), None),
+    (SERVING, FaultKind.LOST_ANSWER, Point("patch", "Pod", "status"), None),
+    (SERVING, FaultKind.KILL_BEFORE, Point("patch", "Pod", "status"), None),
 )
 """Faults of writes, alone and in pairs."""
 

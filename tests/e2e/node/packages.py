@@ -5,13 +5,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tests.e2e.controlplane.build import Report
 
-INSTALL_TIMEOUT_S: Final = 200
+INSTALL_TIMEOUT_S: Final = 240
+_POLICY: Final = Path("/usr/sbin/policy-rc.d")
 
 
 class PackagesError(RuntimeError):
@@ -19,7 +21,7 @@ class PackagesError(RuntimeError):
 
 
 def install(missing: Callable[[], list[str]], report: Report) -> None:
-    """Install what ``missing`` returns, one process at a time; afterwards it returns nothing.
+    """Install what ``missing`` returns, one process at a time and without starting services; then it returns nothing.
 
     Raises ``PackagesError``: no apt-get, not root, a failure, or packages that did not bring what is missing.
     """
@@ -31,13 +33,28 @@ def install(missing: Callable[[], list[str]], report: Report) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if packages := missing():
             report(f"installing Debian's {' '.join(packages)}")
-            _install(packages)
+            with _no_services():
+                _install(packages)
     if packages := missing():
         raise PackagesError(_sentence(packages, "is missing even after it was installed"))
 
 
 def _sentence(packages: list[str], what: str) -> str:
     return f"something of these Debian packages {what}: {', '.join(packages)}"
+
+
+@contextmanager
+def _no_services() -> Iterator[None]:
+    """Keep an installation from starting a server, such as one on port 53, by Debian's ``policy-rc.d``."""
+    if _POLICY.exists():
+        yield
+        return
+    _POLICY.write_text("#!/bin/sh\nexit 101\n")
+    _POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        _POLICY.unlink()
 
 
 def _install(packages: list[str]) -> None:

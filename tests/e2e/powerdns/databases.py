@@ -6,11 +6,11 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Final, Protocol
 
 from tests.e2e.powerdns.install import POSTGRESQL_SCHEMA, SQLITE_SCHEMA, installed
+from tests.e2e.server_process import ServerProcess, as_user
 
 START_TIMEOUT_S: Final = 60.0
 _USERS: Final = ("postgres", "nobody")
@@ -70,22 +70,15 @@ class PostgreSql:
         self._folder = Path(tempfile.mkdtemp(prefix="operator-app-postgresql-"))
         if self._user is not None:
             shutil.chown(self._folder, self._user)
-        data, log = self._folder / "data", self._folder / "log"
-        self._run(
-            installed("initdb"), "-D", data, "-U", "pdns", "--auth=trust", "--no-sync", "--no-locale", "-E", "UTF8"
-        )
-        options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c shared_buffers=16MB -c max_connections=40"
-        command = (*self._as_user("--pdeathsig=INT"), str(installed("postgres")), "-D", str(data), *options.split())
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                # The server ends with this process, however that ends.
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._wait_until_ready(log)
+        data = self._folder / "data"
+        options = "-U pdns --auth=trust --no-sync --no-locale -E UTF8"
+        command = (*as_user(self._user), *map(str, (installed("initdb"), "-D", data)), *options.split())
+        subprocess.run(command, cwd="/", capture_output=True, check=True, timeout=START_TIMEOUT_S)
+        options = f"-D {data} -k {self._folder} -c listen_addresses= -c fsync=off -c shared_buffers=16MB"
+        server = (str(installed("postgres")), *options.split(), "-c", "max_connections=40")
+        log = self._folder / "log"
+        self._process = ServerProcess("PostgreSQL", server, log, user=self._user, end_signal="INT")
+        self._process.start(lambda: self._query("postgres", "SELECT 1"), subprocess.CalledProcessError, START_TIMEOUT_S)
         self._query("postgres", "CREATE DATABASE pdns")
         self.sql(POSTGRESQL_SCHEMA.read_text())
 
@@ -100,35 +93,12 @@ class PostgreSql:
 
     def close(self) -> None:
         """See :class:`Database`."""
-        self._process.kill()
-        self._process.wait()
+        self._process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _wait_until_ready(self, log: Path) -> None:
-        deadline_mono = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline_mono and self._process.poll() is None:
-            try:
-                self._query("postgres", "SELECT 1")
-            except subprocess.CalledProcessError:
-                time.sleep(0.05)
-            else:
-                return
-        self.close()
-        raise RuntimeError(f"PostgreSQL did not start: {log.read_text(errors='replace')[-2000:]}")
 
     def _query(self, database: str, statement: str) -> None:
         command = (self._psql, "-h", self._folder, "-U", "pdns", "-d", database, "-qXv", "ON_ERROR_STOP=1")
         subprocess.run(command, input=statement, text=True, capture_output=True, check=True, timeout=30)
-
-    def _run(self, *command: str | Path) -> None:
-        subprocess.run((*self._as_user(), *command), cwd="/", capture_output=True, check=True, timeout=START_TIMEOUT_S)
-
-    def _as_user(self, *options: str) -> tuple[str, ...]:
-        """Who runs a program. In one call with further ``options``: a change of the user takes others back."""
-        if self._user is None:
-            return ("setpriv", *options) if options else ()
-        group = pwd.getpwnam(self._user).pw_gid
-        return ("setpriv", *options, f"--reuid={self._user}", f"--regid={group}", "--clear-groups")
 
 
 def _exists(user: str) -> bool:

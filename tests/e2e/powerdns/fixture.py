@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import pytest
 
+from tests.e2e.node.packages import PackagesError
 from tests.e2e.powerdns.databases import PostgreSql
-from tests.e2e.powerdns.install import NotInstalledError
 from tests.e2e.powerdns.proxy import FaultyProxy
 from tests.e2e.powerdns.recursor import Recursor
 from tests.e2e.powerdns.server import PowerDns, Zone
@@ -23,7 +23,7 @@ def started(make: Callable[[], S]) -> Iterator[S]:
     """A running server; the test is skipped where its programs are not there and can't be installed."""
     try:
         server = make()
-    except NotInstalledError as error:
+    except PackagesError as error:
         lacking(str(error))
     with closing(server):
         server.start()

@@ -3,14 +3,17 @@
 import http.client
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Final, Self
 
+from tests.e2e.powerdns.counting import Counting
+
 FORWARD_TIMEOUT_S: Final = 10.0
+POLL_S: Final = 0.05
+"""How often a proxy looks whether it is to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +35,13 @@ class HttpFault:
     is_cut: bool = False
 
 
-class FaultyProxy:
-    """A proxy on a free port of loopback, for as long as the context lasts.
-
-    ``requests`` has the method of each request that arrived, in their order; a search is counted as ``SEARCH``.
-    """
+class FaultyProxy(Counting[HttpFault]):
+    """A proxy on a free port of loopback, for as long as the context lasts; a search is counted as ``SEARCH``."""
 
     def __init__(self, target_port: int) -> None:
-        self._faults: dict[str, dict[int, HttpFault]] = {}
-        self._lock = threading.Lock()
-        self.requests: list[str] = []
+        super().__init__(HttpFault())
         self._server = _Server(self, target_port)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": POLL_S})
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
@@ -54,25 +52,6 @@ class FaultyProxy:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-    def inject(self, method: str, fault: HttpFault, *, nth: int = 1) -> None:
-        """Inject a fault into the ``nth`` request of a method from now on."""
-        with self._lock:
-            count = self.requests.count(method)
-            self._faults.setdefault(method, {})[count + nth] = fault
-
-    @contextmanager
-    def counted(self) -> Iterator[list[str]]:
-        """The methods of the requests that arrive in the context, complete at its end."""
-        start, inside = len(self.requests), list[str]()
-        yield inside
-        inside += self.requests[start:]
-
-    def arrived(self, method: str) -> HttpFault:
-        """Count one request; its fault."""
-        with self._lock:
-            self.requests.append(method)
-            return self._faults.get(method, {}).pop(self.requests.count(method), HttpFault())
 
 
 class _Server(ThreadingHTTPServer):

@@ -18,6 +18,7 @@ from operator_app.api.kinds import (
     key_of,
 )
 from operator_app.desired import child_key
+from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.identity import Installation
 from operator_app.registration.powerdns.registry import connect
 from operator_app.registration.registrar import Registries
@@ -42,14 +43,19 @@ class World:
         self.old, self.new = f"old.{zone.name}", f"new.{zone.name}"
         self.is_service_cut = False
         self.is_refused = False
+        self.are_claims_forbidden = False
+        self.now_mono = 0.0
+        self._circuit = CircuitBreaker(base_s=0.0, cap_s=0.0, rand=lambda: 0.0)
         self._kubeconfig = kubeconfig
         self._stack = stack
         self._foreign = zone.rows()
 
-    async def registries(self, key_file: Path | None = None, zone: str | None = None) -> Registries:
-        """PowerDNS with this key and zone; without one, with the right one."""
+    async def registries(
+        self, key_file: Path | None = None, zone: str | None = None, url: str | None = None
+    ) -> Registries:
+        """PowerDNS with this key, zone and address; without one, with the right one."""
         settings = Settings(
-            powerdns_url=self.zone.server.url,
+            powerdns_url=url or self.zone.server.url,
             powerdns_zones=(zone or self.zone.name,),
             powerdns_api_key_file=key_file or self.zone.server.key_file,
         )
@@ -62,10 +68,23 @@ class World:
         async def before(request: httpx2.Request) -> None:
             if self.is_service_cut and request.method == "PATCH" and "/services/" in request.url.path:
                 raise httpx2.ConnectError("cut")
+            if self.are_claims_forbidden and request.method == "PATCH" and "/hostnameclaims/" in request.url.path:
+                request.headers["Impersonate-User"] = "nobody"  # what the operator may not do, so the server refuses
 
-        return await self._stack.enter_async_context(
-            components(self._kubeconfig, before=before, registries=registries, abandon_after_s=1e-6)
+        made = components(
+            self._kubeconfig,
+            before=before,
+            registries=registries,
+            circuit=self._circuit,
+            abandon_after_s=1e-6,
+            mono=lambda: self.now_mono,
         )
+        return await self._stack.enter_async_context(made)
+
+    def open_circuit(self, open_s: float) -> None:
+        """Open the circuit of PowerDNS for so many seconds, as a failure for another proxy does."""
+        permit = self._circuit.acquire("powerdns", now_mono=self.now_mono)
+        self._circuit.failed(permit, "no answer", now_mono=self.now_mono, retry_after_s=open_s)
 
     async def reconcile(self, parts: Components, times: int = 3, *, key: Key | None = None) -> None:
         """Reconcile the proxy, or another one, several times, each time with a store that has all their objects."""

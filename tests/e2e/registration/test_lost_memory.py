@@ -176,6 +176,26 @@ async def test_the_records_that_a_tenant_orphans_are_bounded_in_powerdns(world: 
     assert world.published == set()
 
 
+@pytest.mark.parametrize(
+    "registration", [{"hostname": None}, {"registry": "in-cluster"}], ids=["no name", "in-cluster"]
+)
+async def test_orphan_keeps_no_entry_and_no_claim_of_what_is_not_outside_in_powerdns(
+    world: World, registration: Object
+) -> None:
+    """Without a name in an outside registry both go with the proxy, however often one is made and deleted."""
+    parts = await world.parts(await world.registries())
+    world.spec(registration=registration, deletionPolicy="Orphan")
+    await world.reconcile(parts)
+    assert world.published == set()
+    entry = entry_of(world)
+    assert world.admin.find(PROXY_REGISTRATION, entry) is not None
+    world.admin.delete(ENVOY_PROXY, world.key)
+    await world.reconcile(parts)
+    assert world.admin.find(ENVOY_PROXY, world.key) is None
+    assert world.admin.find(PROXY_REGISTRATION, entry) is None
+    assert world.admin.find(HOSTNAME_CLAIM, world.claim) is None
+
+
 async def test_the_removals_that_are_pending_for_a_tenant_are_bounded_in_powerdns(world: World, tmp_path: Path) -> None:
     """Beyond the limit a deletion waits for its registry whatever the setting says, and tells; then it goes."""
     wrong = tmp_path / "wrong-key"

@@ -329,8 +329,8 @@ def test_the_key_is_never_logged(
     admin: Kube, namespace: str, start: Start, operator: OperatorProcess, proxy: FaultyProxy, zone: Zone
 ) -> None:
     """At the lowest level, after refused and failed requests, the log does not contain the key."""
-    for fault in (HttpFault(status=401), HttpFault(status=500), HttpFault(is_dropped=True)):
-        proxy.inject("GET", fault, nth=len(proxy._faults.get("GET", ())) + 1)
+    for nth, fault in enumerate((HttpFault(status=401), HttpFault(status=500), HttpFault(is_dropped=True)), 1):
+        proxy.inject("GET", fault, nth=nth)
     start(f"--log-level={logging.getLevelName(logging.DEBUG).lower()}")
     admin.create(ENVOY_PROXY, a_named_proxy(namespace, f"shop.{zone.name}"))
     registered(admin, Key(namespace, "web"))

@@ -1,9 +1,6 @@
 """The whole operator with DNS updates as its registry: conditions of EnvoyProxies, and answers of a resolver."""
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, Key
 from operator_app.registration.dns import Ownership
@@ -13,17 +10,11 @@ from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.powerdns.fixture import started
 from tests.e2e.powerdns.recursor import Recursor
 from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, give_addresses, holds, is_refused
+from tests.e2e.rfc2136.fixture import bind as bind  # noqa: PLC0414  # a fixture is found by its import
 from tests.e2e.rfc2136.server import Bind
 
 ADDRESS = "203.0.113.7"
 OPERATOR_ID = "tests"
-
-
-@pytest.fixture(scope="module")
-def bind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bind]:
-    """A running BIND."""
-    with started(lambda: Bind(tmp_path_factory.mktemp("bind"))) as server:
-        yield server
 
 
 def flags(server: Bind, zone: str, key_file: Path | None = None) -> tuple[str, ...]:

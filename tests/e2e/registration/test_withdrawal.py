@@ -31,6 +31,11 @@ pytestmark = pytest.mark.anyio
 
 LOST: Final = {"metadata": {"finalizers": ["tests.example/wait"]}}
 REGISTRY_LOST: Final = "registry not configured any more"
+REGISTRY_DOWN: Final = "registry down"
+CIRCUIT_OPEN: Final = "circuit of the registry open"
+OPEN_S: Final = 60.0
+CLAIM_LOST: Final = "claim lost"
+CLAIM_FORBIDDEN: Final = "claim lost, and the operator may not write it"
 
 
 def _lose_claim(world: World) -> None:
@@ -57,6 +62,11 @@ def _terminate_claim(world: World) -> None:
     _lose_claim(world)
 
 
+def _forbid_claim(world: World) -> None:
+    _lose_claim(world)
+    world.are_claims_forbidden = True
+
+
 def _break_service(world: World) -> None:
     world.admin.patch(SERVICE, child_key(world.key), {"spec": {"selector": {"app.kubernetes.io/name": "other"}}})
     world.is_service_cut = True
@@ -81,11 +91,14 @@ ENTER: Final[dict[str, Callable[[World], None]]] = {
     State.REGISTRY_UNKNOWN: lambda world: world.spec(registration={"registry": "nowhere"}),
     State.REGISTRY_FAILS: lambda _: None,
     REGISTRY_LOST: lambda _: None,
+    REGISTRY_DOWN: lambda _: None,
+    CIRCUIT_OPEN: lambda world: world.open_circuit(OPEN_S),
     State.ZONE_GONE: lambda _: None,
     State.CLAIM_LOST: _give_claim_away,
     State.CLAIM_TAKEN: _give_claim_and_record_away,
     State.CLAIM_UNCERTAIN: _terminate_claim,
-    "claim lost": _lose_claim,
+    CLAIM_LOST: _lose_claim,
+    CLAIM_FORBIDDEN: _forbid_claim,
     State.DELETING: lambda world: world.admin.delete(ENVOY_PROXY, world.key),
     State.ABANDONED: lambda world: world.admin.delete(ENVOY_PROXY, world.key),
     State.ORPHANED: _orphan,
@@ -93,20 +106,26 @@ ENTER: Final[dict[str, Callable[[World], None]]] = {
 """How a registered proxy gets into each state."""
 
 EXCEPTIONS: Final = {
+    **{
+        (state, declared): shown(State.REGISTRY_FAILS, declared)
+        for state in (REGISTRY_DOWN, CIRCUIT_OPEN)
+        for declared in Declared
+    },
+    **{(CLAIM_FORBIDDEN, declared): shown(State.CLAIM_UNCERTAIN, declared) for declared in Declared},
     (REGISTRY_LOST, Declared.UNCHANGED): Shown.KEPT,
     (REGISTRY_LOST, Declared.CHANGED): Shown.PENDING,
     (REGISTRY_LOST, Declared.REMOVED): Shown.PENDING,
     # The registry is part of what is declared, so the name in the one before is not declared any more.
     (State.REGISTRY_UNKNOWN, Declared.UNCHANGED): Shown.WITHDRAWN,
-    ("claim lost", Declared.UNCHANGED): Shown.KEPT,
-    ("claim lost", Declared.CHANGED): Shown.WITHDRAWN,
-    ("claim lost", Declared.REMOVED): Shown.WITHDRAWN,
+    (CLAIM_LOST, Declared.UNCHANGED): Shown.KEPT,
+    (CLAIM_LOST, Declared.CHANGED): Shown.WITHDRAWN,
+    (CLAIM_LOST, Declared.REMOVED): Shown.WITHDRAWN,
 }
-PUBLISHES: Final = {State.SERVED, "claim lost", State.CLAIM_LOST, State.CLAIM_TAKEN, State.CLAIM_UNCERTAIN}
+PUBLISHES: Final = {State.SERVED, CLAIM_LOST, State.CLAIM_LOST, State.CLAIM_TAKEN, State.CLAIM_UNCERTAIN}
 """States in which another hostname is published at once: nothing is wrong with that one."""
 
 
-# A registry without a hostname is refused by the CRD.
+# A registry without a hostname is refused by the CRD: tests/e2e/commands/test_bad_input.py.
 CELLS: Final = [
     (state, declared)
     for state in ENTER
@@ -128,13 +147,16 @@ async def test_powerdns_and_a_resolver_show_what_the_table_says(
     registries = await world.registries(wrong if state in (State.REGISTRY_FAILS, State.ABANDONED) else None)
     if state == REGISTRY_LOST:
         registries = Registries({}, "powerdns", INSTALLATION)
+    if state == REGISTRY_DOWN:
+        registries = await world.registries(url="http://127.0.0.1:1")
     if state == State.ZONE_GONE:
         registries = await world.registries(zone="elsewhere.example")
     if declared is not Declared.UNCHANGED or state == State.REFUSED:
         world.declare(declared)
     ENTER[state](world)
     # A write of the status brings the stored proxy back into the store, and that is not refused.
-    await world.reconcile(await world.parts(registries), 1 if state == State.REFUSED else 3)
+    parts = await world.parts(registries)
+    await world.reconcile(parts, 1 if state == State.REFUSED else 3)
 
     expected = EXCEPTIONS[state, declared] if (state, declared) in EXCEPTIONS else shown(State(state), declared)
     if state == State.ABANDONED:
@@ -147,8 +169,8 @@ async def test_powerdns_and_a_resolver_show_what_the_table_says(
         assert world.published == {world.old}
     _resolves_what_is_published(recursor, world)
     if state == State.ABANDONED or expected is Shown.PENDING:
-        world.is_refused = False
-        await world.reconcile(await world.parts(await world.registries()))
+        world.now_mono += OPEN_S
+        await world.reconcile(parts if state == CIRCUIT_OPEN else await world.parts(await world.registries()))
         assert world.old not in world.published
         _resolves_what_is_published(recursor, world)
     is_gone = state in (State.DELETING, State.ABANDONED)

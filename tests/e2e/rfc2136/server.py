@@ -33,14 +33,14 @@ ADMIN_KEY: Final = "admin"
 
 
 def installed(name: str) -> Path:
-    """The path of a program of BIND, which is installed first if it is missing. Raises ``NotInstalledError``."""
+    """The path of a program of BIND, which is installed first if it is missing. Raises ``PackagesError``."""
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 
     def found() -> Path | None:
         program = shutil.which(name, path=path)
         return Path(program) if program else None
 
-    return found_or_installed(found, name, PACKAGES, "BIND")
+    return found_or_installed(found, name, PACKAGES)
 
 
 class Bind:
@@ -104,6 +104,11 @@ class Bind:
         """The answer to a message that the administrator has signed."""
         message.use_tsig(self.admin_key)
         return dns.query.tcp(message, "127.0.0.1", port=self.dns_port, timeout=TIMEOUT_S)
+
+    @property
+    def operator_key(self) -> dns.tsig.Key:
+        """The operator's key."""
+        return dns.tsig.Key(OPERATOR_KEY, self.secret, "hmac-sha256")
 
     @property
     def admin_key(self) -> dns.tsig.Key:

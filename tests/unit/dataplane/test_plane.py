@@ -19,7 +19,7 @@ from operator_app.dataplane.memory import SECRET_WAITS_S, STEP_TIMEOUT_S, UNREAC
 from operator_app.dataplane.plane import DataPlane
 from operator_app.desired import children
 from operator_app.envoy.files import CLUSTERS_FILE, Files, rendered, version_of
-from operator_app.results import Outcome, Problem, Programming
+from operator_app.results import NOT_ASKED, Outcome, Problem, Programming
 from tests.unit.dataplane.pod_objects import pod
 from tests.unit.scripted_api import Answer as ApiAnswer
 from tests.unit.scripted_api import Line, ScriptedApi, components, refused, refused_by_policy
@@ -232,6 +232,23 @@ async def test_another_backend_is_made_before_the_old_one_is_broken(tmp_path: Pa
         assert it.config_map["data"] == files_of(edited).texts
 
 
+async def test_what_a_step_of_a_change_writes_is_no_repair(tmp_path: Path) -> None:
+    """Each step of an edit declares other contents than those that held; contents that somebody changed do not."""
+    edited = proxy("b", generation=2)
+    async with world(tmp_path, proxy("a"), touches=3) as it:
+        steps, declared = 0, Object()
+        for obj in (proxy("a"), *[edited] * 8):
+            target = it.plane.next_step(obj, {CONFIG_MAP: it.config_map})(files_of(obj))
+            declared = children(obj, parse_spec(obj), default_image="x", files=target)[CONFIG_MAP]
+            steps += it.plane.is_next(obj, declared)
+            await it.reconcile(obj)
+            it.plane.hold(obj, declared)
+            assert not it.plane.is_next(obj, declared), "a repair would restore what held already"
+            it.deliver()
+        assert steps == 3
+        assert it.plane.is_next(edited, declared | {"data": {"more": "x"}})
+
+
 async def test_a_step_that_a_pod_never_takes_is_waited_for_within_a_bound(tmp_path: Path) -> None:
     """A backend that does not resolve keeps the next step for ``STEP_TIMEOUT_S``, and no longer."""
     edited = proxy("a", "b", generation=2)
@@ -392,19 +409,30 @@ async def test_a_pod_that_may_not_be_touched_is_told(tmp_path: Path) -> None:
     ],
     ids=["401", "403", "404", "409", "422", "429", "500", "503"],
 )
-async def test_a_touch_that_fails_is_made_again(fault: ApiAnswer, tmp_path: Path) -> None:
-    """Whatever the API server answers to a touch, the reconcile goes on, and the next one touches once more."""
+@pytest.mark.parametrize("is_asking", [True, False], ids=["asking", "not asking"])
+async def test_a_touch_that_fails_is_made_again(fault: ApiAnswer, tmp_path: Path, *, is_asking: bool) -> None:
+    """Whatever the API server answers to a touch, the reconcile goes on, and the next one touches once more.
+
+    It comes soon and by itself, where nobody is asked as well.
+    """
     edited = proxy("b", "a", generation=2)
-    async with world(tmp_path, proxy("a", "b")) as it:
+    waiting, over = ("Loading", LOADED) if is_asking else (NOT_ASKED, (NOT_ASKED, None, None))
+    # A minute after the start, where only time tells that kubelets have brought what was stored before.
+    async with world(tmp_path, proxy("a", "b"), touches=0 if is_asking else 1, is_asking=is_asking) as it:
         await it.reconcile(proxy("a", "b"))
+        it.now_mono += 60
+        already = it.touches
         it.api.add(("patch Pod/status", fault))
-        assert (await it.reconcile(edited)).reason == "Loading"
+        failed = await it.reconcile(edited)
+        assert failed.reason == waiting
+        assert failed.requeue_after_s is not None
+        assert failed.requeue_after_s < 1
         it.api.add(("patch Pod/status", touched("web-1", "10.0.0.1", files_of(edited).revision)))
-        assert (await it.reconcile(edited)).reason == "Loading"
+        assert (await it.reconcile(edited)).reason == waiting
         await it.reconcile(edited)
-        assert it.touches == 1, "the one that came through, and no other"
+        assert it.touches == already + 1, "the one that came through, and no other"
         it.deliver()
-        assert told(await it.reconcile(edited)) == LOADED
+        assert told(await it.reconcile(edited)) == over
 
 
 async def test_a_repaired_config_map_is_asked_for_again(tmp_path: Path) -> None:

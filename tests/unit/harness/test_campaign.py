@@ -11,11 +11,24 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from operator_app.api.kinds import ENVOY_PROXY, HOSTNAME_CLAIM, LEASE, Key, Kind, Object
+from operator_app.api.kinds import (
+    ALL_CHILD_KINDS,
+    ANNOTATION_CONFIGURATION,
+    CONFIG_MAP,
+    ENVOY_PROXY,
+    HOSTNAME_CLAIM,
+    LEASE,
+    POD,
+    Key,
+    Kind,
+    Object,
+)
+from operator_app.api.models import parse_spec
 from operator_app.controller.scopes import INDEXES
-from tests.e2e.controlplane import StartError
+from operator_app.envoy.files import rendered
+from tests.e2e.controlplane import AuditEntry, StartError
 from tests.e2e.faults import __main__ as command
-from tests.e2e.faults import checks, outside
+from tests.e2e.faults import checks, lives, outside
 from tests.e2e.faults.campaign import Campaign, Run, foreign_objects
 from tests.e2e.faults.catalogue import everything, starts
 from tests.e2e.faults.injector import Injector
@@ -28,7 +41,7 @@ from tests.e2e.kube import KubeError
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
 from tests.unit.kube.scripted_client import kubeconfig_in
 
-FIRST, *_, DELETION, _RE_CREATION, STRANGER, RIVAL = SCENARIOS
+FIRST, _EDIT, _LOSS, _DRIFT, DELETION, _RE_CREATION, STRANGER, RIVAL, *_, SERVING = SCENARIOS
 TEAM: Final = "team"
 HOSTNAME, OTHER = hostnames(TEAM)
 
@@ -109,7 +122,8 @@ def test_a_fault_that_was_never_injected_is_no_success(
     run.settled_at = datetime(2026, 7, 2, tzinfo=UTC) if is_injected else None
     monkeypatch.setattr(command, "_experiment", lambda *_: ([run], []))
     monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(outside, "everything", lambda *_: [])
+    for part in (outside, lives):
+        monkeypatch.setattr(part, "everything", lambda *_: [])
 
     assert command.main() == code
 
@@ -141,7 +155,8 @@ def test_logs_are_kept_only_after_a_failure(
 
     monkeypatch.setattr(command, "_experiment", experiment)
     monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(outside, "everything", lambda *_: [])
+    for part in (outside, lives):
+        monkeypatch.setattr(part, "everything", lambda *_: [])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     command.main()
@@ -198,6 +213,64 @@ def test_the_parts_of_a_campaign_are_the_whole_of_it() -> None:
     parts = catalogue.parts().values()
     assert all(catalogue.groups()), "every way is tried"
     assert sorted(id(run) for part in parts for run in part.runs()) == sorted(map(id, catalogue.runs()))
+
+
+def test_some_scenarios_are_tried_only_where_no_other_is() -> None:
+    """Requests and events of the kinds that they are about; all else of them the others try."""
+    points = [Point("apply", kind.kind) for kind in ALL_CHILD_KINDS] + [Point("patch", POD.kind, "status")]
+    catalogue = everything({each.name: points for each in SCENARIOS})
+    tried = {
+        scenario.name: {
+            run.point.kind
+            for run in catalogue.runs()
+            if run.scenario is scenario and run.point and run.point.verb in ("apply", "patch")
+        }
+        for scenario in SCENARIOS
+    }
+    assert tried[SERVING.name] == {CONFIG_MAP.kind, POD.kind}
+    assert tried[FIRST.name] == {point.kind for point in points}
+
+
+def test_only_the_status_of_a_pod_that_serves_may_be_written() -> None:
+    """A Pod of a scenario without one, its other fields, and any other Pod are foreign objects."""
+
+    def problems(name: str, subresource: str) -> list[str]:
+        write = AuditEntry(
+            received_at=datetime(2026, 7, 2, tzinfo=UTC),
+            user="operator",
+            user_agent="",
+            path="",
+            group="",
+            verb="patch",
+            resource=POD.plural,
+            subresource=subresource,
+            namespace=TEAM,
+            name=name,
+            code=200,
+            resource_version="7",
+        )
+        return list(
+            checks.write_problems([write], names=frozenset({NAME}), pods=frozenset({"web-1"}), may_repeat=False)
+        )
+
+    assert problems("web-1", "status") == []
+    assert len(problems("web-1", "")) == len(problems("web-2", "status")) == 1
+
+
+def test_a_pod_that_serves_was_made_to_fetch_what_is_declared() -> None:
+    """One that was not, or for another content, is told."""
+    proxy = fresh_proxy(TEAM)
+    proxy["metadata"] |= {"uid": "uid-1", "generation": 1}
+    wanted = rendered(parse_spec(proxy)).digest
+    for annotations, is_wrong in (
+        ({}, True),
+        ({ANNOTATION_CONFIGURATION: "old"}, True),
+        ({ANNOTATION_CONFIGURATION: wanted}, False),
+    ):
+        pod = {"metadata": {"namespace": TEAM, "name": "web-1", "annotations": annotations}}
+        view: View = {(ENVOY_PROXY, Key(TEAM, NAME)): proxy, (POD, Key(TEAM, "web-1")): pod}
+        found = [each for each in checks.problems(SERVING, TEAM, view, {}, "uid-1") if each.startswith("Pods")]
+        assert bool(found) is is_wrong
 
 
 def test_an_observer_goes_on_where_a_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.api.kinds import Key, Object
+from operator_app.api.kinds import LABEL_TENANT, Key, Object
 from operator_app.api.records import RecordState
 from operator_app.errors import TerminalError
 from operator_app.registration.audit import (
@@ -250,11 +250,12 @@ def test_nothing_is_removed_by_a_ledger_that_is_not_ones_own(
     assert sentence is None or sentence in (refused or "")
 
 
-def test_orphans_are_listed_by_namespace_and_the_json_has_everything() -> None:
-    """What ``deletionPolicy: Orphan`` keeps is no finding, and is told with its namespace."""
+def test_orphans_are_listed_by_tenant_and_the_json_has_everything() -> None:
+    """What ``deletionPolicy: Orphan`` keeps is no finding, and is told with its tenant: a label, or the namespace."""
     orphan = LedgerEntry(an_entry(uid="two", hostname="c.d", state=RecordState.ORPHANED.value))
     survey = Survey({}, [orphan], (), {})
     assert orphans(survey) == {"team-a": (orphan,)}
+    assert orphans(replace(survey, labels={"team-a": {LABEL_TENANT: "shops"}})) == {"shops": (orphan,)}
     assert orphans(replace(survey, namespaces=("team-a", "team-b"))) == {"team-a": (orphan,)}
     assert orphans(replace(survey, namespaces=("team-b",))) == {}, "another audit's namespace"
     gone = Finding(FindingKind.RECORD_WITHOUT_PROXY, "dns", "a.b", None, "one")
