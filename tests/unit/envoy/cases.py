@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from annotated_types import MaxLen
 
-from operator_app.api.models import Backend, Endpoint, EnvoyProxySpec, Listener, Protocol
+from operator_app.api.models import MAX_ENDPOINTS, MAX_ROUTES, Backend, Endpoint, EnvoyProxySpec, Listener, Protocol
 from operator_app.api.routes import Route, RouteMatch
 from operator_app.api.rules import ApiModel
 
@@ -86,7 +86,7 @@ def accepted() -> dict[str, EnvoyProxySpec]:
         backend = {"name": "app", "endpoints": ENDPOINTS[endpoints], "connectTimeout": "250ms"}
         cases[f"{hosts} to {endpoints}"] = spec([*listeners, tcp()], [backend])
     # Envoy refuses line breaks in domains.
-    return cases | {"every list full": largest(), "hostile": hostile(HOSTILE.replace("\n", "").replace("\r", ""))}
+    return cases | {"as large as can be": largest(), "hostile": hostile(HOSTILE.replace("\n", "").replace("\r", ""))}
 
 
 def bound(model: type[ApiModel], field: str) -> int:
@@ -95,18 +95,22 @@ def bound(model: type[ApiModel], field: str) -> int:
 
 
 def largest() -> EnvoyProxySpec:
-    """Every list at its upper bound except hosts, of which each route has one; names at their maximum length."""
-    endpoints = [{"host": f"10.0.0.{n}", "port": 80} for n in range(bound(Backend, "endpoints"))]
+    """As many listeners and backends as there may be, which share all routes and endpoints that there may be.
+
+    Each route has one host; names are at their maximum length.
+    """
     names = [f"b{n:062}" for n in range(bound(EnvoyProxySpec, "backends"))]
+    listeners = bound(EnvoyProxySpec, "listeners")
+    endpoints = [{"host": f"10.0.0.{n}", "port": 80} for n in range(MAX_ENDPOINTS // len(names))]
     routes = [
         {
             "backend": names[n % len(names)],
             "match": {"hosts": [f"h{n}.example.com"], "pathPrefix": f"/p/{n}"},
         }
-        for n in range(bound(Listener, "routes"))
+        for n in range(MAX_ROUTES // listeners)
     ]
     return spec(
-        [http(*routes, name=f"l{n:014}", port=65535 - n) for n in range(bound(EnvoyProxySpec, "listeners"))],
+        [http(*routes, name=f"l{n:014}", port=65535 - n) for n in range(listeners)],
         [{"name": name, "endpoints": endpoints, "connectTimeout": "60s"} for name in names],
     )
 
