@@ -70,6 +70,7 @@ def test_draining_loses_nothing(tmp_path: Path) -> None:
         with running(spec, tmp_path) as proxy, ExitStack() as stack:
             kept = stack.enter_context(closing(HTTPConnection("127.0.0.1", proxy.port("http"), timeout=DEADLINE_S)))
             raw = stack.enter_context(closing(HTTPConnection("127.0.0.1", proxy.port("tcp"), timeout=DEADLINE_S)))
+            eventually(lambda: True if proxy.get("internal/readiness", "/ready")[0] == 200 else None, "ready")
             assert "connection" not in exchange(kept, "/")[2]
             assert exchange(raw, "/")[0] == 200
             slow = stack.enter_context(ThreadPoolExecutor()).submit(proxy.get, "http", "/slow")
@@ -77,9 +78,11 @@ def test_draining_loses_nothing(tmp_path: Path) -> None:
             clients = [Client(proxy.port("http")) for _ in range(4)]
             for client in clients:
                 client.start()
+                stack.callback(client.done.set)
+            stack.callback(app.slow_released.set)
 
             started = time.monotonic()
-            draining = subprocess.Popen(hook(proxy.admin_socket, drain_s))
+            draining = stack.enter_context(subprocess.Popen(hook(proxy.admin_socket, drain_s)))
             eventually(lambda: True if proxy.get("internal/readiness", "/ready")[0] == 503 else None, "not ready")
             assert draining.poll() is None
             assert exchange(kept, "/")[2]["connection"] == "close"
