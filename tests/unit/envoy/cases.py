@@ -6,7 +6,15 @@ from typing import Any, Final
 
 from annotated_types import MaxLen
 
-from operator_app.api.models import Backend, Endpoint, EnvoyProxySpec, Listener, Protocol
+from operator_app.api.models import (
+    MAX_ENDPOINTS,
+    MAX_ROUTES,
+    Backend,
+    Endpoint,
+    EnvoyProxySpec,
+    Listener,
+    Protocol,
+)
 from operator_app.api.routes import Route, RouteMatch
 from operator_app.api.rules import ApiModel
 
@@ -95,18 +103,24 @@ def bound(model: type[ApiModel], field: str) -> int:
 
 
 def largest() -> EnvoyProxySpec:
-    """Every list at its upper bound except hosts, of which each route has one; names at their maximum length."""
-    endpoints = [{"host": f"10.0.0.{n}", "port": 80} for n in range(bound(Backend, "endpoints"))]
+    """As many listeners, routes, backends and endpoints as there may be; one host a route, names of their full length.
+
+    As many listeners as can have all the routes that one may have, and the others have one.
+    """
+    listeners, full = bound(EnvoyProxySpec, "listeners"), bound(Listener, "routes")
+    endpoints = [{"host": f"10.0.0.{n}", "port": 80} for n in range(MAX_ENDPOINTS // bound(EnvoyProxySpec, "backends"))]
     names = [f"b{n:062}" for n in range(bound(EnvoyProxySpec, "backends"))]
     routes = [
         {
             "backend": names[n % len(names)],
             "match": {"hosts": [f"h{n}.example.com"], "pathPrefix": f"/p/{n}"},
         }
-        for n in range(bound(Listener, "routes"))
+        for n in range(full)
     ]
+    left = listeners - (MAX_ROUTES - listeners) // (full - 1)
+    sizes = [*[full] * (listeners - left), *[1] * left]
     return spec(
-        [http(*routes, name=f"l{n:014}", port=65535 - n) for n in range(bound(EnvoyProxySpec, "listeners"))],
+        [http(*routes[:size], name=f"l{n:014}", port=65535 - n) for n, size in enumerate(sizes)],
         [{"name": name, "endpoints": endpoints, "connectTimeout": "60s"} for name in names],
     )
 
