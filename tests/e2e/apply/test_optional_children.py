@@ -1,6 +1,8 @@
 """Children that a proxy has only where its spec asks for them: budget, autoscaler and network policy."""
 
 import json
+import time
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -20,11 +22,18 @@ from operator_app.api.kinds import (
 )
 from operator_app.desired import child_key
 from tests.e2e.controlplane import AuditLog
-from tests.e2e.kube import Kube, path_of
+from tests.e2e.kube import Kube, path_of, wait_until
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
+    CONVERGE_TIMEOUT_S,
+    OPERATOR_USER,
+    SETTLED_S,
+    ProxyObjects,
     a_proxy,
+    content_of,
+    declared_children,
     drift_of,
+    not_as_declared,
     objects_of,
     settled_objects_of,
     wait_all_gone,
@@ -105,6 +114,92 @@ def test_a_stanza_makes_one_child_and_its_removal_prunes_it(
     assert [each.verb for each in writes_to_children(audit, key, mark) if each.resource == kind.plural] == ["delete"]
     for each, member in ((CONFIG_MAP, "data"), (DEPLOYMENT, "spec"), (SERVICE, "spec")):
         assert after.children[each][member] == before.children[each][member]
+
+
+ALL: Final[dict[str, Any]] = {
+    "disruption": {"maxUnavailable": 2},
+    "autoscaling": {"minReplicas": 2, "maxReplicas": 3, "targetCPUUtilizationPercentage": 70},
+    "networkPolicy": {"from": [{"namespace": "team-b"}]},
+}
+DRIFTS: Final[tuple[dict[Kind, Object], ...]] = (
+    {
+        POD_DISRUPTION_BUDGET: {"maxUnavailable": "100%"},
+        HORIZONTAL_POD_AUTOSCALER: {"maxReplicas": 50},
+        NETWORK_POLICY: {"ingress": [{}]},
+    },
+    {
+        # One excludes the other, so the declared number can only be applied where the foreign one is removed.
+        POD_DISRUPTION_BUDGET: {"maxUnavailable": None, "minAvailable": 1},
+        HORIZONTAL_POD_AUTOSCALER: {"minReplicas": None},
+        NETWORK_POLICY: {"egress": None, "policyTypes": ["Ingress"]},
+    },
+    {
+        POD_DISRUPTION_BUDGET: {"unhealthyPodEvictionPolicy": "IfHealthyBudget"},
+        HORIZONTAL_POD_AUTOSCALER: {"scaleTargetRef": {"name": "other"}},
+        NETWORK_POLICY: {"podSelector": {"matchLabels": {"app": "other"}}},
+    },
+    {
+        POD_DISRUPTION_BUDGET: {"selector": None},
+        HORIZONTAL_POD_AUTOSCALER: {"metrics": None},
+        NETWORK_POLICY: {"podSelector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}},
+    },
+)
+"""Changes of each child's spec, one of each kind at the same time."""
+
+
+def test_every_field_of_the_optional_children_is_repaired_and_then_nothing_is_written(
+    admin: Kube, audit: AuditLog, namespace: str, running_operator: OperatorProcess
+) -> None:
+    """Whatever another writer changes comes back in place, what it adds stays, and a round without drift is silent.
+
+    Without the stanzas the three children go, and then a round is as silent.
+    """
+    key = Key(namespace, "web")
+    admin.create(ENVOY_PROXY, a_proxy(namespace, resources=REQUESTS, **ALL))
+    wait_reconciled(admin, key)
+    foreign: Object = {"metadata": {"labels": {"team": "red"}, "annotations": {"example.com/note": "keep"}}}
+    behavior = {"spec": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}}}}
+    for kind in OPTIONAL_CHILD_KINDS:
+        admin.patch(kind, child_key(key), foreign | (behavior if kind == HORIZONTAL_POD_AUTOSCALER else {}))
+    before = settled_objects_of(admin, key)
+
+    for drifts in DRIFTS:
+        mark = audit.mark()
+        for kind, change in drifts.items():
+            admin.patch(kind, child_key(key), {"spec": change}, field_manager="editor")
+        wait_until(partial(is_undone, admin, key, before), CONVERGE_TIMEOUT_S, f"the repair of {drifts}")
+        written = {each.resource for each in writes_to_children(audit, key, mark)}
+        assert written == {kind.plural for kind in OPTIONAL_CHILD_KINDS}, drifts
+    assert_silent(admin, audit, key, running_operator)
+
+    edit(admin, key, **dict.fromkeys(ALL))
+    after = settled_objects_of(admin, key)
+    assert after.optional == {}
+    assert after.uids == before.uids
+    assert_silent(admin, audit, key, running_operator)
+
+
+def is_undone(admin: Kube, key: Key, before: ProxyObjects) -> bool:
+    """Whether the optional children are as they were, and an apply of ours would change nothing."""
+    now = objects_of(admin, key)
+    are_equal = {kind: content_of(child) for kind, child in now.optional.items()} == {
+        kind: content_of(child) for kind, child in before.optional.items()
+    }
+    return are_equal and not any(
+        not_as_declared(admin, kind, declared, (now.children | now.optional)[kind])
+        for kind, declared in declared_children(now.proxy, now.children).items()
+    )
+
+
+def assert_silent(admin: Kube, audit: AuditLog, key: Key, operator: OperatorProcess) -> None:
+    """A round of a proxy that has nothing to write sends no write."""
+    settled_objects_of(admin, key)
+    mark = audit.mark()
+    rounds = operator.metric("operator_app_rounds_total")
+    admin.patch(ENVOY_PROXY, key, {"metadata": {"annotations": {"example.com/noise": f"{rounds}"}}})
+    wait_until(lambda: operator.metric("operator_app_rounds_total") > rounds, what="a round")
+    time.sleep(SETTLED_S)  # what a round still has to write is written by then
+    assert [each for each in audit.writes(OPERATOR_USER, mark) if each.namespace == key.namespace] == []
 
 
 def test_a_budget_is_there_from_two_replicas(admin: Kube, namespace: str) -> None:
