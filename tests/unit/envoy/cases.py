@@ -6,7 +6,15 @@ from typing import Any, Final
 
 from annotated_types import MaxLen
 
-from operator_app.api.models import MAX_ENDPOINTS, MAX_ROUTES, Backend, Endpoint, EnvoyProxySpec, Listener, Protocol
+from operator_app.api.models import (
+    MAX_ENDPOINTS,
+    MAX_ROUTES,
+    Backend,
+    Endpoint,
+    EnvoyProxySpec,
+    Listener,
+    Protocol,
+)
 from operator_app.api.routes import Route, RouteMatch
 from operator_app.api.rules import ApiModel
 
@@ -86,7 +94,7 @@ def accepted() -> dict[str, EnvoyProxySpec]:
         backend = {"name": "app", "endpoints": ENDPOINTS[endpoints], "connectTimeout": "250ms"}
         cases[f"{hosts} to {endpoints}"] = spec([*listeners, tcp()], [backend])
     # Envoy refuses line breaks in domains.
-    return cases | {"as large as can be": largest(), "hostile": hostile(HOSTILE.replace("\n", "").replace("\r", ""))}
+    return cases | {"every list full": largest(), "hostile": hostile(HOSTILE.replace("\n", "").replace("\r", ""))}
 
 
 def bound(model: type[ApiModel], field: str) -> int:
@@ -95,22 +103,24 @@ def bound(model: type[ApiModel], field: str) -> int:
 
 
 def largest() -> EnvoyProxySpec:
-    """As many listeners and backends as there may be, which share all routes and endpoints that there may be.
+    """As many listeners, routes, backends and endpoints as there may be; one host a route, names of their full length.
 
-    Each route has one host; names are at their maximum length.
+    As many listeners as can have all the routes that one may have, and the others have one.
     """
+    listeners, full = bound(EnvoyProxySpec, "listeners"), bound(Listener, "routes")
+    endpoints = [{"host": f"10.0.0.{n}", "port": 80} for n in range(MAX_ENDPOINTS // bound(EnvoyProxySpec, "backends"))]
     names = [f"b{n:062}" for n in range(bound(EnvoyProxySpec, "backends"))]
-    listeners = bound(EnvoyProxySpec, "listeners")
-    endpoints = [{"host": f"10.0.0.{n}", "port": 80} for n in range(MAX_ENDPOINTS // len(names))]
     routes = [
         {
             "backend": names[n % len(names)],
             "match": {"hosts": [f"h{n}.example.com"], "pathPrefix": f"/p/{n}"},
         }
-        for n in range(MAX_ROUTES // listeners)
+        for n in range(full)
     ]
+    left = listeners - (MAX_ROUTES - listeners) // (full - 1)
+    sizes = [*[full] * (listeners - left), *[1] * left]
     return spec(
-        [http(*routes, name=f"l{n:014}", port=65535 - n) for n in range(listeners)],
+        [http(*routes[:size], name=f"l{n:014}", port=65535 - n) for n, size in enumerate(sizes)],
         [{"name": name, "endpoints": endpoints, "connectTimeout": "60s"} for name in names],
     )
 
