@@ -39,7 +39,7 @@ from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, give_addre
 OPERATOR_ID = "tests"
 ADDRESS = "203.0.113.7"
 TTL_S = 300
-QUIET_S = 2.5
+QUIET_S = 1.5
 
 Start = Callable[..., None]
 
