@@ -1,7 +1,7 @@
-"""One proxy that PowerDNS publishes, and reconciles of it by call, with a store that has what the API server has."""
+"""A proxy that a DNS server publishes, and reconciles of it by call, with a store that has what the API server has."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,15 +20,18 @@ from operator_app.api.kinds import (
 from operator_app.desired import child_key
 from operator_app.registration.circuit import CircuitBreaker
 from operator_app.registration.identity import Installation
-from operator_app.registration.powerdns.registry import connect
+from operator_app.registration.powerdns.registry import connect as connect_powerdns
 from operator_app.registration.registrar import Registries
+from operator_app.registration.registry import Registry
+from operator_app.registration.rfc2136.registry import connect as connect_rfc2136
 from operator_app.registration.withdrawal import Declared
 from operator_app.settings import Settings
 from tests.e2e.components import Components, components
 from tests.e2e.kube import Kube
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
-from tests.e2e.powerdns.server import Zone
 from tests.e2e.proxies import a_proxy, condition
+from tests.e2e.registration.dns_servers import AnyZone
+from tests.e2e.rfc2136.server import Bind
 
 INSTALLATION: Final = Installation.of("a cluster", "tests")
 
@@ -36,10 +39,11 @@ INSTALLATION: Final = Installation.of("a cluster", "tests")
 class World:
     """One registered proxy, and reconciles of it. ``old`` is its hostname, ``new`` the one it may change to."""
 
-    def __init__(self, admin: Kube, kubeconfig: Path, namespace: str, zone: Zone, stack: AsyncExitStack) -> None:
+    def __init__(self, admin: Kube, kubeconfig: Path, namespace: str, zone: AnyZone, stack: AsyncExitStack) -> None:
         self.admin = admin
         self.key = Key(namespace, "web")
         self.zone = zone
+        self.registry = "rfc2136" if isinstance(zone.server, Bind) else "powerdns"
         self.old, self.new = f"old.{zone.name}", f"new.{zone.name}"
         self.is_service_cut = False
         self.is_refused = False
@@ -53,14 +57,25 @@ class World:
     async def registries(
         self, key_file: Path | None = None, zone: str | None = None, url: str | None = None
     ) -> Registries:
-        """PowerDNS with this key, zone and address; without one, with the right one."""
-        settings = Settings(
-            powerdns_url=url or self.zone.server.url,
-            powerdns_zones=(zone or self.zone.name,),
-            powerdns_api_key_file=key_file or self.zone.server.key_file,
-        )
-        registry = await self._stack.enter_async_context(connect(settings, INSTALLATION))
-        return Registries({"powerdns": registry}, "powerdns", INSTALLATION)
+        """The server with this key, zone and address; without one, with the right one."""
+        server, zones = self.zone.server, (zone or self.zone.name,)
+        connecting: AbstractAsyncContextManager[Registry]
+        if isinstance(server, Bind):
+            settings = Settings(
+                rfc2136_server=url or server.address,
+                rfc2136_zones=zones,
+                rfc2136_key_file=key_file or server.key_file,
+            )
+            connecting = connect_rfc2136(settings, INSTALLATION)
+        else:
+            settings = Settings(
+                powerdns_url=url or server.url,
+                powerdns_zones=zones,
+                powerdns_api_key_file=key_file or server.key_file,
+            )
+            connecting = connect_powerdns(settings, INSTALLATION)
+        registry: Registry = await self._stack.enter_async_context(connecting)
+        return Registries({self.registry: registry}, self.registry, INSTALLATION)
 
     async def parts(self, registries: Registries) -> Components:
         """An operator's components with these registries; a deleted proxy whose registry fails goes at once."""
@@ -82,8 +97,8 @@ class World:
         return await self._stack.enter_async_context(made)
 
     def open_circuit(self, open_s: float) -> None:
-        """Open the circuit of PowerDNS for so many seconds, as a failure for another proxy does."""
-        permit = self._circuit.acquire("powerdns", now_mono=self.now_mono)
+        """Open the circuit of the registry for so many seconds, as a failure for another proxy does."""
+        permit = self._circuit.acquire(self.registry, now_mono=self.now_mono)
         self._circuit.failed(permit, "no answer", now_mono=self.now_mono, retry_after_s=open_s)
 
     async def reconcile(self, parts: Components, times: int = 3, *, key: Key | None = None) -> None:
@@ -137,7 +152,7 @@ class World:
 
 
 @pytest.fixture
-async def world(admin: Kube, namespace: str, operator_kubeconfig: Path, zone: Zone) -> AsyncIterator[World]:
+async def world(admin: Kube, namespace: str, operator_kubeconfig: Path, zone: AnyZone) -> AsyncIterator[World]:
     """A world whose proxy is registered."""
     async with AsyncExitStack() as stack:
         world = World(admin, operator_kubeconfig, namespace, zone, stack)

@@ -4,7 +4,6 @@ Each test compares the whole zone, so it fails on a duplicate or left-over recor
 """
 
 import random
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -23,10 +22,8 @@ from operator_app.registration.rfc2136.registry import connect as connect_rfc213
 from operator_app.results import Outcome
 from operator_app.settings import Settings
 from tests.e2e.kube import wait_until
-from tests.e2e.powerdns.databases import PostgreSql
 from tests.e2e.powerdns.fixture import started
 from tests.e2e.powerdns.recursor import Recursor
-from tests.e2e.powerdns.server import PowerDns, Zone
 from tests.e2e.registration.dns_records import (
     CLUSTER,
     OPERATOR,
@@ -40,26 +37,18 @@ from tests.e2e.registration.dns_records import (
     reason,
     remove,
 )
-from tests.e2e.rfc2136.server import Bind, BindZone
+from tests.e2e.registration.dns_servers import AnyServer, AnyZone, a_server, a_zone
+from tests.e2e.rfc2136.server import Bind
 
 pytestmark = pytest.mark.anyio
 
-AnyServer = PowerDns | Bind
-AnyZone = Zone | BindZone
 Operator = Callable[..., AbstractAsyncContextManager[Registry]]
 
 
 @pytest.fixture(scope="session", params=["powerdns-sqlite", "powerdns-postgresql", "rfc2136-bind9"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A running server of each kind; without its programs the test is skipped."""
-    folder = tmp_path_factory.mktemp("dns")
-
-    def make() -> AnyServer:
-        if request.param == "rfc2136-bind9":
-            return Bind(folder)
-        return PowerDns(folder, PostgreSql() if request.param == "powerdns-postgresql" else None)
-
-    with started(make) as server:
+    with started(lambda: a_server(request.param, tmp_path_factory.mktemp("dns"))) as server:
         yield server
 
 
@@ -73,11 +62,7 @@ def recursor(server: AnyServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture
 def zone(server: AnyServer) -> AnyZone:
     """A new zone with foreign records in it."""
-    zone = server.make_zone(f"z{uuid.uuid4().hex[:8]}.example")
-    zone.put(f"mail.{zone.name}", "A", "192.0.2.25")
-    zone.put(f"www.{zone.name}", "CNAME", f"mail.{zone.name}.")
-    zone.put(zone.name, "MX", f"10 mail.{zone.name}.")
-    return zone
+    return a_zone(server)
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """Claims and entries that were lost, versions that went back, proofs that were removed: who keeps the name.
 
-Reconciles by call on a real API server and PowerDNS, so that a test decides who comes first.
+Reconciles by call on a real API server, PowerDNS and BIND 9, so that a test decides who comes first.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,26 @@ from operator_app.registration.claims import owner_uid
 from operator_app.registration.dns import Ownership
 from operator_app.registration.registrar import Registries
 from tests.e2e.operator_process import OPERATOR_NAMESPACE
-from tests.e2e.powerdns.fixture import powerdns as powerdns  # noqa: PLC0414  # fixtures are found by their import
-from tests.e2e.powerdns.fixture import zone as zone  # noqa: PLC0414
+from tests.e2e.powerdns.fixture import started
 from tests.e2e.proxies import a_proxy, condition
+from tests.e2e.registration.dns_servers import AnyServer, AnyZone, a_server, a_zone
 from tests.e2e.registration.published_proxy import INSTALLATION, World
-from tests.e2e.registration.published_proxy import world as world  # noqa: PLC0414
+from tests.e2e.registration.published_proxy import world as world  # noqa: PLC0414  # a fixture is found by its import
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module", params=["powerdns-sqlite", "rfc2136-bind9"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
+    """A running server of each protocol; without its programs the test is skipped."""
+    with started(lambda: a_server(request.param, tmp_path_factory.mktemp("dns"))) as server:
+        yield server
+
+
+@pytest.fixture
+def zone(server: AnyServer) -> AnyZone:
+    """A new zone with foreign records in it."""
+    return a_zone(server)
 
 
 def entry_of(world: World) -> Key:
@@ -62,7 +76,7 @@ async def audited(world: World, cluster: Cluster, registries: Registries) -> lis
     return [(each.kind, each.name) for each in found]
 
 
-async def test_whoever_has_the_record_outside_keeps_a_name_whose_claim_was_deleted_in_powerdns(world: World) -> None:
+async def test_whoever_has_the_record_outside_keeps_a_name_whose_claim_was_deleted(world: World) -> None:
     """A rival that comes first does not get it, and the claim is made again."""
     rows = world.zone.rows()
     rival = await a_rival(world)
@@ -77,7 +91,7 @@ async def test_whoever_has_the_record_outside_keeps_a_name_whose_claim_was_delet
     assert world.zone.rows() == rows
 
 
-async def test_an_entry_that_was_deleted_is_written_again_in_powerdns(world: World) -> None:
+async def test_an_entry_that_was_deleted_is_written_again(world: World) -> None:
     """The record outside says whose it is, so it is confirmed again without a write there."""
     serial = world.zone.serial
     world.admin.delete(PROXY_REGISTRATION, entry_of(world))
@@ -87,7 +101,7 @@ async def test_an_entry_that_was_deleted_is_written_again_in_powerdns(world: Wor
     assert world.zone.serial == serial
 
 
-async def test_whoever_has_the_record_outside_gets_the_name_back_when_all_is_lost_in_powerdns(world: World) -> None:
+async def test_whoever_has_the_record_outside_gets_the_name_back_when_all_is_lost(world: World) -> None:
     """Claim and entry are gone and a rival takes the claim: it gives way to the proxy that the record names."""
     rows = world.zone.rows()
     rival = await a_rival(world)
@@ -106,7 +120,7 @@ async def test_whoever_has_the_record_outside_gets_the_name_back_when_all_is_los
     assert world.zone.rows() == rows
 
 
-async def test_versions_that_went_back_are_told_and_repaired_by_the_audit_in_powerdns(world: World) -> None:
+async def test_versions_that_went_back_are_told_and_repaired_by_the_audit(world: World) -> None:
     """The record is of a newer generation than the restored proxy: NewerRecord, until the audit rewrites it."""
     uid = uid_of(world, world.key)
     world.zone.put(f"_edge-owner.{world.old}", "TXT", Ownership(INSTALLATION, uid, 99).content, ttl_s=300)
@@ -122,7 +136,7 @@ async def test_versions_that_went_back_are_told_and_repaired_by_the_audit_in_pow
     assert await audited(world, parts.cluster, registries) == []
 
 
-async def test_a_name_that_was_lost_with_the_entry_is_removed_by_the_audit_in_powerdns(world: World) -> None:
+async def test_a_name_that_was_lost_with_the_entry_is_removed_by_the_audit(world: World) -> None:
     """The hostname changed and the entry was lost at the same time, so nothing in the cluster names the old one."""
     world.admin.delete(PROXY_REGISTRATION, entry_of(world))
     world.spec(registration={"hostname": world.new})
@@ -135,7 +149,7 @@ async def test_a_name_that_was_lost_with_the_entry_is_removed_by_the_audit_in_po
     assert await audited(world, parts.cluster, registries) == []
 
 
-async def test_an_address_whose_proof_was_removed_is_told_and_found_in_powerdns(world: World) -> None:
+async def test_an_address_whose_proof_was_removed_is_told_and_found(world: World) -> None:
     """By the condition while the proxy exists, by an Event when it goes, then by audits until the address is gone."""
     world.zone.remove(f"_edge-owner.{world.old}", "TXT")
     registries = await world.registries()
@@ -159,7 +173,7 @@ async def test_an_address_whose_proof_was_removed_is_told_and_found_in_powerdns(
     assert await audited(world, parts.cluster, registries) == []
 
 
-async def test_the_records_that_a_tenant_orphans_are_bounded_in_powerdns(world: World) -> None:
+async def test_the_records_that_a_tenant_orphans_are_bounded(world: World) -> None:
     """Beyond the limit the deletion waits and says so, and nothing was orphaned; without Orphan the proxy goes."""
     parts = await world.parts(await world.registries())
     parts.registrar._kept_limit = 0
@@ -179,9 +193,7 @@ async def test_the_records_that_a_tenant_orphans_are_bounded_in_powerdns(world: 
 @pytest.mark.parametrize(
     "registration", [{"hostname": None}, {"registry": "in-cluster"}], ids=["no name", "in-cluster"]
 )
-async def test_orphan_keeps_no_entry_and_no_claim_of_what_is_not_outside_in_powerdns(
-    world: World, registration: Object
-) -> None:
+async def test_orphan_keeps_no_entry_and_no_claim_of_what_is_not_outside(world: World, registration: Object) -> None:
     """Without a name in an outside registry both go with the proxy, however often one is made and deleted."""
     parts = await world.parts(await world.registries())
     world.spec(registration=registration, deletionPolicy="Orphan")
@@ -196,7 +208,7 @@ async def test_orphan_keeps_no_entry_and_no_claim_of_what_is_not_outside_in_powe
     assert world.admin.find(HOSTNAME_CLAIM, world.claim) is None
 
 
-async def test_the_removals_that_are_pending_for_a_tenant_are_bounded_in_powerdns(world: World, tmp_path: Path) -> None:
+async def test_the_removals_that_are_pending_for_a_tenant_are_bounded(world: World, tmp_path: Path) -> None:
     """Beyond the limit a deletion waits for its registry whatever the setting says, and tells; then it goes."""
     wrong = tmp_path / "wrong-key"
     wrong.write_text("wrong")
