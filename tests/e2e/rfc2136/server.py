@@ -126,7 +126,8 @@ class Bind:
             f"  listen-on port {self.dns_port} {{ 127.0.0.1; }};\n  listen-on-v6 {{ none; }};\n"
             "  recursion no;\n  allow-new-zones yes;\n  notify no;\n  dnssec-validation no;\n  empty-zones-enable no;\n"
             # Otherwise a resolver learns from an answer who the zone's server is said to be, and asks that one.
-            "  tcp-clients 100;\n  minimal-responses yes;\n};\n"
+            # Tests read whole zones, many at a time; beyond ten transfers the server would answer SERVFAIL.
+            "  tcp-clients 100;\n  transfers-out 100;\n  minimal-responses yes;\n};\n"
             f"controls {{ inet 127.0.0.1 port {self._control_port} allow {{ 127.0.0.1; }} "
             f"keys {{ {ADMIN_KEY}; }}; }};\n"
         )
