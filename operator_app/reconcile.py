@@ -470,14 +470,11 @@ class Reconciler:
         Not even that, if a watch has delivered another version since: who edits often would cost reads each time.
         """
         key = key_of(proxy)
-        if (conflict.kind, conflict.key) == (ENVOY_PROXY, key):
-            known = self._store.get(ENVOY_PROXY, key)
-            if known is not None and _is_newer(known, proxy):
-                return
-            if await self._read_again(ENVOY_PROXY, key):
-                return
-        else:
-            await self._read_again(ENVOY_PROXY, key)
+        is_edit = (conflict.kind, conflict.key) == (ENVOY_PROXY, key)
+        if is_edit and _is_newer(self._store.get(ENVOY_PROXY, key), proxy):
+            return
+        if await self._read_again(ENVOY_PROXY, key) and is_edit:
+            return
         for kind in ALL_CHILD_KINDS:
             await self._read_again(kind, child_key(key))
 
@@ -499,9 +496,11 @@ class Reconciler:
         return True
 
 
-def _is_newer(known: Object, proxy: Object) -> bool:
+def _is_newer(known: Object | None, proxy: Object) -> bool:
     """Whether ``known`` is a later version of the same object."""
-    return known["metadata"]["uid"] == proxy["metadata"]["uid"] and version_of(known) > version_of(proxy)
+    if known is None or known["metadata"]["uid"] != proxy["metadata"]["uid"]:
+        return False
+    return version_of(known) > version_of(proxy)
 
 
 @dataclass(frozen=True, slots=True)
