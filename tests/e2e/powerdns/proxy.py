@@ -1,19 +1,15 @@
 """An HTTP proxy between the registry and its server that counts requests and injects faults."""
 
 import http.client
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from tests.e2e.powerdns.counting import Counting
 
 FORWARD_TIMEOUT_S: Final = 10.0
-POLL_S: Final = 0.05
-"""How often a proxy looks whether it is to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +35,9 @@ class FaultyProxy(Counting[HttpFault]):
     """A proxy on a free port of loopback, for as long as the context lasts; a search is counted as ``SEARCH``."""
 
     def __init__(self, target_port: int) -> None:
-        super().__init__(HttpFault())
-        self._server = _Server(self, target_port)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": POLL_S})
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        server = _Server(self, target_port)
+        super().__init__(HttpFault(), server)
+        self.url = f"http://127.0.0.1:{server.server_address[1]}"
 
 
 class _Server(ThreadingHTTPServer):

@@ -4,11 +4,9 @@ import contextlib
 import socket
 import socketserver
 import struct
-import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import dns.flags
 import dns.message
@@ -18,7 +16,7 @@ import dns.rdatatype
 import dns.tsig
 
 from tests.e2e.powerdns.counting import Counting
-from tests.e2e.powerdns.proxy import FORWARD_TIMEOUT_S, POLL_S
+from tests.e2e.powerdns.proxy import FORWARD_TIMEOUT_S
 
 _HEADER_BYTES: Final = 12
 
@@ -52,19 +50,9 @@ class FaultyRelay(Counting[DnsFault]):
     """
 
     def __init__(self, target_port: int, key: dns.tsig.Key) -> None:
-        super().__init__(DnsFault())
-        self._server = _Server(self, target_port, key)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": POLL_S})
-        self.port: int = self._server.server_address[1]
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        server = _Server(self, target_port, key)
+        super().__init__(DnsFault(), server)
+        self.port: int = server.server_address[1]
 
 
 class _Server(socketserver.ThreadingTCPServer):
