@@ -112,13 +112,14 @@ def _namespace_of(host: str, own: str) -> tuple[tuple[str, ...], bool]:
     """The namespaces that a Service called ``host`` can be in, and whether the name can be nothing but a Service's.
 
     Pods resolve ``app``, ``app.team-a``, ``app.team-a.svc`` and the same with the cluster's domain; the second may as
-    well be a name of two labels outside.
+    well be a name of two labels outside. One Pod of a headless Service is ``app-0.app.team-a.svc``.
     """
     labels = host.split(".")
     if len(labels) == 1:
         return (own,), True
-    if len(labels) > 2 and labels[2] == "svc":
-        return (labels[1],), True
+    for at in (2, 3):
+        if labels[at : at + 1] == ["svc"]:
+            return (labels[at - 1],), True
     return ((labels[1],), False) if len(labels) == 2 else ((), False)
 
 

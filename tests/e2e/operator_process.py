@@ -20,7 +20,7 @@ from typing import Final
 from operator_app.api.kinds import Object
 from tests.e2e import leash
 from tests.e2e.module_process import ModuleProcess
-from tests.e2e.node import Node
+from tests.e2e.node import Node, network
 from tests.paths import ROOT
 
 SERVICE_ACCOUNT: Final = "operator-app"
@@ -51,13 +51,13 @@ class OperatorProcess:
     """One operator process after another, never two at a time. Whoever starts it has to stop or kill it.
 
     Two objects whose processes run at the same time are two replicas. With a ``node`` they run in its network, where
-    the addresses of Pods are.
+    the addresses of Pods are. ``network`` may be set to another namespace, for the processes that start after it.
     """
 
     def __init__(self, kubeconfig: Path, log: Path, node: Node | None = None) -> None:
         self.replica = ""
         self._kubeconfig = kubeconfig if node is None else node.kubeconfig_inside(kubeconfig)
-        self._node = node
+        self.network = None if node is None else node.network
         self._log = log
         self._process: subprocess.Popen[bytes] | ModuleProcess | None = None
         self._log_from = 0
@@ -75,20 +75,20 @@ class OperatorProcess:
         _replicas[self.replica] = self
         identity = (f"--kubeconfig={self._kubeconfig}", f"--replica-name={self.replica}", "--http-port=0")
         # Elsewhere no address of a Pod leads anywhere.
-        asking = "--ask-pods=false" if self._node is None else "--ask-pods=true"
+        asking = "--ask-pods=false" if self.network is None else "--ask-pods=true"
         name = module[0]
         arguments = (*module[1:], *identity, *QUICK, asking, *flags)
-        if self._node is None:
+        if self.network is None:
             self._process = ModuleProcess(name, arguments, self._log, os.environ)
         else:
-            self._process = self._inside(self._node, [sys.executable, "-m", name, *arguments])
+            self._process = self._inside(self.network, [sys.executable, "-m", name, *arguments])
         if wait:
             self.wait_for("synced")
 
-    def _inside(self, node: Node, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _inside(self, namespace: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                ["nsenter", f"--net={node.network}", "--", *command],
+                ["nsenter", f"--net={namespace}", "--", *command],
                 cwd=ROOT,
                 env=leash.environment(),
                 stdin=subprocess.DEVNULL,
@@ -173,7 +173,7 @@ class OperatorProcess:
         """The status and the text of an answer on its HTTP port."""
         if self._port is None:
             self._port = self.wait_for("started")["http_port"]
-        inside = nullcontext() if self._node is None else self._node.inside()
+        inside = nullcontext() if self.network is None else network.inside(self.network)
         try:
             with inside, urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()

@@ -1,16 +1,19 @@
-"""``node``: the session's node, started when the first test asks for it; to be imported by ``conftest.py``."""
+"""``nodes``: the session's node, started when the first test asks for it; to be imported by ``conftest.py``.
+
+``enforced_policies`` is for the few tests about NetworkPolicies, which import it themselves.
+"""
 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.e2e.controlplane import BuildError, Cluster, ControlPlane, ToolchainError
-from tests.e2e.node import network
+from tests.e2e.controlplane import BuildError, Cluster, ControlPlane, Report, ToolchainError
+from tests.e2e.node import network, policy_agent
 from tests.e2e.node.node import Node, NodeError
 from tests.e2e.node.requirements import NodeUnavailableError
 from tests.e2e.prerequisites import lacking
@@ -39,13 +42,7 @@ def nodes_or_why_not(control_plane: Cluster, pytestconfig: pytest.Config) -> Ite
     if not isinstance(control_plane, ControlPlane):
         yield Nodes(None)
         return
-    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-
-    def report(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(line, file=sys.stderr, flush=True)
-
-    node = Node(control_plane, report)
+    node = Node(control_plane, _reporter(pytestconfig))
     try:
         node.start()
     except NodeUnavailableError as error:
@@ -65,3 +62,39 @@ def nodes(nodes_or_why_not: Nodes | str) -> Nodes:
     if isinstance(nodes_or_why_not, str):
         lacking(nodes_or_why_not)
     return nodes_or_why_not
+
+
+@pytest.fixture(scope="module")
+def enforced_policies(
+    nodes_or_why_not: Nodes | str,
+    control_plane: Cluster,
+    pytestconfig: pytest.Config,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Node]:
+    """The node that was started here, on which NetworkPolicies are enforced until the module's last test."""
+    if isinstance(nodes_or_why_not, str):
+        lacking(nodes_or_why_not)
+    node = nodes_or_why_not.local
+    if node is None:
+        pytest.skip("the agent that enforces policies runs on the local node, and E2E_KUBECONFIG names another cluster")
+    log = tmp_path_factory.mktemp("policies") / "policies.log"
+    with ExitStack() as resources:
+        try:
+            resources.enter_context(policy_agent.enforced(node, control_plane.kubeconfig, log, _reporter(pytestconfig)))
+        except policy_agent.PoliciesUnavailableError as error:
+            lacking(str(error))
+        except (BuildError, NodeError, ToolchainError) as error:
+            pytest.fail(str(error), pytrace=False)
+        yield node
+    assert policy_agent.left_behind(node) == []
+
+
+def _reporter(config: pytest.Config) -> Report:
+    """Writes lines past pytest's capture: what it tells takes minutes, the first time."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+
+    def report(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(line, file=sys.stderr, flush=True)
+
+    return report

@@ -4,14 +4,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import yaml
 
-from operator_app.api.kinds import Key, Kind, Object
+from operator_app.api.kinds import Key, Kind, Object, key_of
 from tests.e2e.controlplane import ControlPlane, Report
 from tests.e2e.controlplane.build import GoModule, built_binary, built_programs, cache_directory
 from tests.e2e.kube import NODE, POLL_INTERVAL_S, Kube
@@ -130,6 +130,19 @@ class Node:
     def inside(self) -> AbstractContextManager[None]:
         """In this block, what this thread connects to is looked for in the node's network: Pods, Services, kubelet."""
         return network.inside(self.network)
+
+    def pod_network(self, pod: Object) -> Path:
+        """The network namespace of one of its Pods, as a file, as long as the Pod runs.
+
+        Raises ``NodeError`` where none of the Pod's processes runs here.
+        """
+        # The kubelet names the cgroup of a Pod after its UID.
+        cgroup = f"/pod{pod['metadata']['uid']}/"
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if cgroup in (process / "cgroup").read_text(encoding="utf-8"):
+                    return process / "ns" / "net"
+        raise NodeError(f"no process of the Pod {key_of(pod)} runs on {self.name}")
 
     @contextmanager
     def unreachable(self, address: str) -> Iterator[None]:

@@ -15,11 +15,12 @@ import pytest
 
 from operator_app.api.kinds import CONFIG_MAP, SERVICE, Key, Object
 from tests.e2e.kube import NODE, POD, SERVICE_ACCOUNT, Kube, wait_until
-from tests.e2e.node import NodeUnavailableError, cgroups, network, relay, requirements
+from tests.e2e.node import NodeUnavailableError, cgroups, network, policy_agent, relay, requirements
 from tests.e2e.node.addresses import NODE_NAME
 from tests.e2e.node.fixture import Nodes
 from tests.e2e.node.images import ENVOY_IMAGE
 from tests.e2e.node.node import Node
+from tests.e2e.node.policy_agent import PoliciesUnavailableError
 from tests.e2e.process_tree import alive, command_line, family_of, node_mounts
 from tests.paths import ROOT
 
@@ -160,6 +161,8 @@ def test_a_machine_without_what_it_takes_is_reported_in_one_sentence(monkeypatch
     monkeypatch.setattr(shutil, "which", lambda *_args, **_options: None)
     with pytest.raises(NodeUnavailableError, match=r"^no Pods can run here: .*missing.*runc.*$"):
         requirements.ensure(print)
+    with pytest.raises(PoliciesUnavailableError, match=r"^NetworkPolicies can't be enforced here: .*ipset.*$"):
+        policy_agent.ensure(print)
     with pytest.raises(NodeUnavailableError, match=r"^no Pods can run here: /run/x is below /run.*$"):
         requirements.ensure(print, Path("/run/x"))
 

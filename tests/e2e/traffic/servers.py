@@ -47,13 +47,13 @@ Script = Callable[[Request], Reply | None]
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """An HTTP/1.1 backend that answers with its name, or as its ``script`` says."""
+    """An HTTP/1.1 backend at ``address`` that answers with its name, or as its ``script`` says."""
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, name: str, script: Script | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), _Connection)
+    def __init__(self, name: str, script: Script | None = None, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        super().__init__(address, _Connection)
         self.name = name
         self.requests: list[Request] = []
         self.connections = 0
@@ -62,7 +62,7 @@ class Server(socketserver.ThreadingTCPServer):
 
     @property
     def port(self) -> int:
-        """Where it listens on 127.0.0.1."""
+        """Where it listens."""
         return int(self.server_address[1])
 
     def declared(self, **fields: Any) -> dict[str, Any]:
@@ -106,9 +106,9 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 @contextmanager
-def serving(name: str, script: Script | None = None) -> Iterator[Server]:
-    """A running backend on loopback."""
-    with Server(name, script) as server, served(server):
+def serving(name: str, script: Script | None = None, address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[Server]:
+    """A running backend, on loopback unless ``address`` is another one."""
+    with Server(name, script, address) as server, served(server):
         yield server
 
 
