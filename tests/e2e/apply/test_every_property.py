@@ -1,4 +1,7 @@
-"""Every property of the API: each value converges, is idempotent and valid, and changing it back restores all."""
+"""Every property of the API: each value converges, is idempotent and valid, and changing it back restores all.
+
+Each proxy has a Pod that serves, so each change is also brought into it, and nothing else touches it.
+"""
 
 import json
 import re
@@ -9,11 +12,23 @@ from typing import Final
 import pytest
 
 from operator_app.api.crd import crds
-from operator_app.api.kinds import ANNOTATION_REVISION, CONFIG_MAP, DEPLOYMENT, ENVOY_PROXY, SERVICE, Key, Object
+from operator_app.api.kinds import (
+    ANNOTATION_CONFIGURATION,
+    ANNOTATION_REVISION,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENVOY_PROXY,
+    SERVICE,
+    Key,
+    Object,
+)
+from operator_app.api.models import parse_spec
 from operator_app.desired import child_key
+from operator_app.envoy.files import rendered
 from operator_app.envoy.messages import CONFIG_DIRECTORY
 from tests import api_cases
-from tests.e2e.kube import Kube
+from tests.e2e.kube import Kube, wait_until
+from tests.e2e.loading_pod import LoadingPod
 from tests.e2e.node.envoy import configuration_error
 from tests.e2e.operator_process import OperatorProcess
 from tests.e2e.proxies import (
@@ -56,16 +71,20 @@ def test_a_property_that_the_walk_does_not_know_is_noticed() -> None:
 
 @pytest.mark.timeout(900)
 def test_every_property_converges_and_can_be_changed_back(
-    admin: Kube, namespace: str, running_operator: OperatorProcess, tmp_path: Path
+    admin: Kube, namespace: str, operator: OperatorProcess, tmp_path: Path
 ) -> None:
-    """After each step the children are as declared, a second apply is a no-op, Envoy accepts; the end is the start."""
+    """After each step the children are as declared, a second apply is a no-op, Envoy accepts; the end is the start.
+
+    The Pod has loaded each change, after a touch, and one that changes no file has not touched it.
+    """
+    operator.start("--ask-pods=true")
     walkers = [_Walker(admin, namespace, f"p{number}") for number in range(WALKERS)]
     with ThreadPoolExecutor(WALKERS) as threads:
         walks = [threads.submit(walker.walk, names) for walker, names in zip(walkers, _shares(), strict=True)]
     for walk in walks:
         walk.result()
     assert {trail: error for walker in walkers for trail, error in walker.failed.items()} == {}
-    assert running_operator.metric("operator_app_drift_repaired_total") == 0, "an edit of the spec is no drift"
+    assert operator.metric("operator_app_drift_repaired_total") == 0, "an edit of the spec is no drift"
 
     configs = {config: what for walker in walkers for config, what in walker.configs.items()}
     with ThreadPoolExecutor(2) as validators:
@@ -97,9 +116,14 @@ class _Walker:
         self._namespace = namespace
         self._name = name
         self._check = DeclaredCheck(admin)
+        self._pod = LoadingPod(admin)
 
     def walk(self, names: list[str]) -> None:
         """Walk the trails of these names. A trail that fails ends there, and the next one begins with a new proxy."""
+        with self._pod:
+            self._walk_all(names)
+
+    def _walk_all(self, names: list[str]) -> None:
         key, first = self._begin()
         for name in names:
             try:
@@ -122,11 +146,13 @@ class _Walker:
     def _walk(self, key: Key, first: ProxyObjects, steps: tuple[Step, ...]) -> None:
         now = first
         for step in steps:
+            before, pod = now, self._pod.live()
             spec = _with_own_hostname(step.spec, key)
             self._admin.patch(ENVOY_PROXY, key, [{"op": "replace", "path": "/spec", "value": spec}], patch_type="json")
             now = self._settled(key, step.what)
             self.configs.setdefault(_configuration(now), step.what)
             assert now.uids == first.uids, step.what
+            _check_touch(before, pod, now, self._pod.live(), step.what)
         for kind, child in first.children.items():
             assert _chosen(now.children[kind]) == _chosen(child), f"changing back after {steps[0].what}: {kind}"
         for kind, child in first.optional.items():
@@ -136,7 +162,15 @@ class _Walker:
     def _settled(self, key: Key, what: str) -> ProxyObjects:
         """Everything of a proxy once it is reconciled, after checking it."""
         admin = self._admin
-        admin.wait_until(ENVOY_PROXY, key, _is_reconciled, CONVERGE_TIMEOUT_S)
+
+        def is_loaded() -> bool:
+            proxy = admin.get(ENVOY_PROXY, key)
+            if not _is_reconciled(proxy):
+                return False
+            self._pod.follow(proxy, admin.get(DEPLOYMENT, child_key(key)))
+            return rendered(parse_spec(proxy)).texts.items() <= self._pod.loaded.items()
+
+        wait_until(is_loaded, CONVERGE_TIMEOUT_S, f"{what}: {key} to be reconciled and loaded")
         service = admin.get(SERVICE, child_key(key))
         if service["spec"]["type"] == "LoadBalancer" and not service["status"]["loadBalancer"]:
             give_addresses(admin, key, "203.0.113.80")  # without one, nothing is registered
@@ -152,6 +186,17 @@ class _Walker:
             assert found.record["spec"]["generation"] == metadata["generation"], what
             assert found.record["spec"]["proxy"]["uid"] == metadata["uid"], what
         return found
+
+
+def _check_touch(before: ProxyObjects, pod: Object, now: ProxyObjects, pod_now: Object, what: str) -> None:
+    """A Pod that stays was made to load other files, and left alone where they are the same."""
+    if pod_now["metadata"]["uid"] != pod["metadata"]["uid"]:
+        return
+    was, wanted = (rendered(parse_spec(each.proxy)).digest for each in (before, now))
+    if was == wanted:
+        assert pod_now["metadata"]["resourceVersion"] == pod["metadata"]["resourceVersion"], f"{what}: a needless touch"
+    else:
+        assert pod_now["metadata"]["annotations"][ANNOTATION_CONFIGURATION].startswith(wanted), f"{what}: no touch"
 
 
 def _chosen(child: Object) -> Object:
