@@ -93,7 +93,7 @@ e2e: $(STAMP) ## End-to-end tests on a real API server; ARGS="-k drift -x" goes 
 
 .PHONY: test
 test: $(STAMP) ## Unit and end-to-end tests in one run
-	@$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit tests/e2e $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/unit tests/e2e $(ARGS)
 
 .PHONY: histories
 histories: $(STAMP) ## EXAMPLES=50 random histories of users, other writers, policies and crashes; shrinks what fails
