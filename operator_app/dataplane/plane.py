@@ -58,6 +58,10 @@ MAX_PODS: Final = 256
 """Pods of one proxy that are looked at: more than the replicas of a proxy twice over, and anybody can label a Pod."""
 
 
+MAX_ASKED_IN_TURN: Final = 8
+"""Pods of one proxy that are asked at once after they were touched."""
+
+
 class DataPlane:
     """The Pods of all proxies. One instance for the operator; different proxies may be worked on at the same time.
 
@@ -133,18 +137,17 @@ class DataPlane:
         is_written = config_map.problem is None and config_map.live is not None
         if is_resync or config_map.outcome in (Outcome.CREATED, Outcome.CONFIGURED):
             memory.expire()
+        token = _token(target, config_map.live if self._ask is not None else None)
         lacking = [pod for pod in pods if not memory.has_loaded(pod, target.versions, target.revision)]
-        due = [pod for pod in pods if memory.is_secret_due(pod, files, now_mono=self._mono())]
-        if self._ask is not None and (lacking or due):
-            await self._ask_all(proxy, memory, dict.fromkeys((*lacking, *due)), files, target)
+        if self._ask is not None:
+            due = [pod for pod in pods if memory.is_secret_due(pod, files, now_mono=self._mono())]
+            untouched = [pod for pod in lacking if pod.configuration != token]
+            await self._ask_all(proxy, memory, dict.fromkeys((*untouched, *due)), files, target)
+            touched = [pod for pod in lacking if pod.configuration == token]
+            await self._ask_in_turn(proxy, memory, touched, files, target)
             lacking = [pod for pod in pods if not memory.has_loaded(pod, target.versions, target.revision)]
         if not is_written:
             return _NOT_WRITTEN if lacking or target.digest != files.digest else _LOADED
-        assert config_map.live is not None  # noqa: S101 - is_written
-        token = target.digest
-        if self._ask is not None:
-            # What the Pod has read may be another content than this, or than the last one of the same digest.
-            token += f".{config_map.live['metadata']['resourceVersion']}"
         missed, trouble = await self._touch_all(lacking, token)
         if self._ask is None:
             is_over = target.digest == files.digest and not missed
@@ -205,6 +208,26 @@ class DataPlane:
                 asked = memory.asked.setdefault(pod.uid, Asked())
                 if asked.again_at_mono <= now_mono:
                     tasks.start_soon(ask, pod, asked)
+
+    async def _ask_in_turn(
+        self, proxy: Object, memory: Memory, pods: Iterable[Pod], files: Files, target: Files
+    ) -> None:
+        """Ask Pods that were touched, a few at a time, as long as all of these have loaded ``target``.
+
+        Those that were asked longest ago come first. Nothing but their answers is waited for, and each question takes
+        a share of the processors on which Pods load their files, so many at once would delay what they ask about.
+        """
+        now_mono = self._mono()
+        known = {pod: memory.asked.setdefault(pod.uid, Asked()) for pod in pods}
+        waiting = sorted(
+            (pod for pod, asked in known.items() if asked.again_at_mono <= now_mono),
+            key=lambda pod: known[pod].answered_at_mono,
+        )
+        for begin in range(0, len(waiting), MAX_ASKED_IN_TURN):
+            asked_now = waiting[begin : begin + MAX_ASKED_IN_TURN]
+            await self._ask_all(proxy, memory, asked_now, files, target)
+            if not all(memory.has_loaded(pod, target.versions, target.revision) for pod in asked_now):
+                return
 
     async def _words(self, pod: Pod) -> str:
         """Why an Envoy has refused a file, in its words; empty where its log can't be read or does not say."""
@@ -303,10 +326,22 @@ class DataPlane:
             message = f"Pod {pod.key.name} can't be asked at {pod.ip}: {asked.error}"
             return Programming(is_true=None, reason="PodUnreachable", message=message, requeue_after_s=again_s)
         waiting = [pod for pod in lacking if memory.asked[pod.uid].error is None]
-        message = f"Pod {waiting[0].key.name} has not loaded the configuration yet, of {len(waiting)}"
+        # Of Pods that are asked in turn, one that has answered: what the others have loaded is not known.
+        behind = next((pod for pod in waiting if memory.asked[pod.uid].is_fresh), waiting[0])
+        message = f"Pod {behind.key.name} has not loaded the configuration yet"
+        if len(waiting) > 1:
+            message += f", and {len(waiting) - 1} more have not said that they have"
         if trouble is not None:
             message += _untouched(trouble)
         return Programming(is_true=False, reason="Loading", message=message, requeue_after_s=wait_s)
+
+
+def _token(target: Files, config_map: Object | None) -> str:
+    """With what Pods are touched for ``target``, which ``config_map`` has, where Pods are asked."""
+    if config_map is None:
+        return target.digest
+    # What the Pod has read may be another content than this, or than the last one of the same digest.
+    return f"{target.digest}.{config_map['metadata']['resourceVersion']}"
 
 
 def _untouched(trouble: str) -> str:

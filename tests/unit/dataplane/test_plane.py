@@ -16,7 +16,7 @@ from operator_app.apply import Result
 from operator_app.dataplane.answers import Answer, SecretUse
 from operator_app.dataplane.asking import UnreachableError
 from operator_app.dataplane.memory import SECRET_WAITS_S, STEP_TIMEOUT_S, UNREACHABLE_WAITS_S
-from operator_app.dataplane.plane import DataPlane
+from operator_app.dataplane.plane import MAX_ASKED_IN_TURN, DataPlane
 from operator_app.desired import children
 from operator_app.envoy.files import CLUSTERS_FILE, Files, rendered, version_of
 from operator_app.results import NOT_ASKED, Outcome, Problem, Programming
@@ -212,6 +212,28 @@ async def test_an_edit_of_a_route_is_one_write_and_one_touch_a_pod(tmp_path: Pat
         it.deliver()
         assert told(await it.reconcile(edited)) == LOADED
         assert it.version == 12, "one write"
+
+
+async def test_pods_that_were_touched_are_asked_a_few_at_a_time(tmp_path: Path) -> None:
+    """While one of these lacks the files no more are asked, each in turn; once all have them, each is asked once."""
+    edited, pods = proxy("b", "a", generation=2), 3 * MAX_ASKED_IN_TURN - 1
+    async with world(tmp_path, proxy("a", "b"), pods=pods, touches=pods) as it:
+
+        def asked() -> list[int]:
+            return [each.asked for each in it.envoys.values()]
+
+        await it.reconcile(proxy("a", "b"))
+        await it.reconcile(edited)
+        assert (asked(), it.touches) == ([2] * pods, pods), "a Pod that has the files is not touched"
+        for rounds in (1, 2):
+            it.now_mono += 1
+            assert (await it.reconcile(edited)).reason == "Loading"
+            assert sum(asked()) == 2 * pods + rounds * MAX_ASKED_IN_TURN
+        assert max(asked()) == 3, "those asked longest ago come first"
+        it.deliver()
+        before = sum(asked())
+        assert told(await it.reconcile(edited)) == LOADED
+        assert sum(asked()) == before + pods
 
 
 async def test_another_backend_is_made_before_the_old_one_is_broken(tmp_path: Path) -> None:
