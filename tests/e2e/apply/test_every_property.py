@@ -162,15 +162,10 @@ class _Walker:
     def _settled(self, key: Key, what: str) -> ProxyObjects:
         """Everything of a proxy once it is reconciled, after checking it."""
         admin = self._admin
-
-        def is_loaded() -> bool:
-            proxy = admin.get(ENVOY_PROXY, key)
-            if not _is_reconciled(proxy):
-                return False
-            self._pod.follow(proxy, admin.get(DEPLOYMENT, child_key(key)))
-            return rendered(parse_spec(proxy)).texts.items() <= self._pod.loaded.items()
-
-        wait_until(is_loaded, CONVERGE_TIMEOUT_S, f"{what}: {key} to be reconciled and loaded")
+        proxy = admin.wait_until(ENVOY_PROXY, key, _is_reconciled, CONVERGE_TIMEOUT_S)
+        self._pod.follow(proxy, admin.get(DEPLOYMENT, child_key(key)))
+        wanted = rendered(parse_spec(proxy)).texts.items()
+        wait_until(lambda: wanted <= self._pod.loaded.items(), CONVERGE_TIMEOUT_S, f"{what}: a Pod that has loaded it")
         service = admin.get(SERVICE, child_key(key))
         if service["spec"]["type"] == "LoadBalancer" and not service["status"]["loadBalancer"]:
             give_addresses(admin, key, "203.0.113.80")  # without one, nothing is registered
