@@ -69,7 +69,7 @@ def test_a_property_that_the_walk_does_not_know_is_noticed() -> None:
         trail(Property(("fresh",), {"type": "string"}, is_required=False), BASE)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_property_converges_and_can_be_changed_back(
     admin: Kube, namespace: str, operator: OperatorProcess, tmp_path: Path
 ) -> None:
