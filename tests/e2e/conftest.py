@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from lightkube.core.exceptions import ConfigError
 
-from operator_app.api.kinds import NAMESPACE
 from tests.e2e.budget import avoidable
 from tests.e2e.controlplane import (
     AuditLog,
@@ -92,10 +91,13 @@ def audit(control_plane: Cluster) -> AuditLog:
 
 @pytest.fixture
 def namespace(admin: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A new namespace, named after the test; afterwards nothing is left in it that would wait for an operator."""
+    """A new namespace, named after the test; afterwards nothing is left in it that would wait for an operator.
+
+    A node that other tests have started takes its Pods only if the test has asked for one.
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))[:30].strip("-")
     name = f"{slug}-{uuid.uuid4().hex[:8]}"
-    admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    admin.create_namespace(name, takes_nodes=not {"nodes", "nodes_or_why_not"}.isdisjoint(request.fixturenames))
     yield name
     leave_nothing(admin, name)
 

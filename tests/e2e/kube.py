@@ -16,7 +16,7 @@ import yaml
 from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 
-from operator_app.api.kinds import ENVOY_PROXY, Key, Kind, Object, key_of
+from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, Key, Kind, Object, key_of
 
 POD: Final = Kind("", "v1", "Pod", "pods")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
@@ -27,6 +27,9 @@ REPLICA_SET: Final = Kind("apps", "v1", "ReplicaSet", "replicasets")
 CUSTOM_RESOURCE_DEFINITION: Final = Kind(
     "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
 )
+
+NO_NODE: Final = {"scheduler.alpha.kubernetes.io/node-selector": "tests.operator-app.dev/node=none"}
+"""What the admission plugin PodNodeSelector gives to all Pods of a namespace: no node has this label."""
 
 PatchType = Literal["merge", "json", "strategic-merge"]
 POLL_INTERVAL_S: Final = 0.05
@@ -197,6 +200,13 @@ class Kube:
         except TimeoutError:
             msg = f"{kind} {key} is not as expected after {timeout_s} s: {last}"
             raise TimeoutError(msg) from None
+
+    def create_namespace(self, name: str, *, takes_nodes: bool = False) -> None:
+        """Create a namespace, whose Pods no node of the local control plane takes unless it ``takes_nodes``."""
+        metadata: Object = {"name": name}
+        if not takes_nodes:
+            metadata["annotations"] = NO_NODE
+        self.create(NAMESPACE, {"apiVersion": NAMESPACE.api_version, "kind": NAMESPACE.kind, "metadata": metadata})
 
     def wait_gone(self, kind: Kind, key: Key, *, uid: str | None = None, timeout_s: float = PATIENCE_S) -> None:
         """Wait until no such object exists, or only one with another UID."""

@@ -28,7 +28,7 @@ def namespaces(admin: Kube) -> Iterator[tuple[str, str, str]]:
     """Three namespaces with random names; the operator below may serve the first two."""
     names = tuple(f"scoped-{letter}-{uuid.uuid4().hex[:8]}" for letter in "abc")
     for name in names:
-        admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        admin.create_namespace(name)
     yield names[0], names[1], names[2]
     for name in names:
         leave_nothing(admin, name)

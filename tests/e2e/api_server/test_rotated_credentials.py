@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 import yaml
 
-from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, Key, Kind, Object
+from operator_app.api.kinds import ENVOY_PROXY, Key, Kind, Object
 from tests.e2e.api_server.relay import Relay
 from tests.e2e.controlplane import Cluster, ControlPlane
 from tests.e2e.controlplane.credentials import ADMIN, Authority
@@ -74,7 +74,7 @@ def test_a_rotated_authority_is_followed(
         operator_identity(cluster, admin)
         cluster.authority.write_kubeconfig(tmp_path / "kubeconfig", relay.server, OPERATOR_USER, GROUP)
         process.start()
-        admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": key.namespace}})
+        admin.create_namespace(key.namespace)
         admin.create(ENVOY_PROXY, a_proxy(key.namespace, key.name, replicas=0))
         wait_reconciled(admin, key)
 

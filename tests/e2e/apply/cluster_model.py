@@ -366,7 +366,7 @@ class ClusterModel:
 
     def _create_namespace(self) -> None:
         self._namespace = f"model-{uuid.uuid4().hex[:8]}"
-        self._admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self._namespace}})
+        self._admin.create_namespace(self._namespace)
 
     def _child(self, name: str) -> Key:
         return child_key(Key(self._namespace, name))

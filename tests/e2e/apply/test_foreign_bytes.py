@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, NAMESPACE, SERVICE, Kind, Object
+from operator_app.api.kinds import CHILD_KINDS, CONFIG_MAP, DEPLOYMENT, SERVICE, Kind, Object
 from tests.e2e.apply.admission import BY_POLICY, BY_WEBHOOK, refusing_policy, refusing_webhook
 from tests.e2e.apply.foreign_writers import (
     BYSTANDER,
@@ -108,7 +108,7 @@ def steps(hows: tuple[str, ...]) -> st.SearchStrategy[Step]:
 def namespace(admin: Kube, control_plane: Cluster) -> Iterator[str]:  # noqa: ARG001  # the CRDs have to be there
     """One namespace for all proxies here, with objects of others that look like children."""
     name = "crowd"
-    admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    admin.create_namespace(name)
     for kind, body in bystanders().items():
         metadata = {"namespace": name, "name": BYSTANDER, "labels": {"app.kubernetes.io/name": "envoy"}}
         admin.create(kind, {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata} | body)

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, FINALIZER, NAMESPACE, SERVICE, Key
+from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, FIELD_MANAGER, FINALIZER, SERVICE, Key
 from operator_app.desired import child_key
 from operator_app.ssa.contention import ContentionTimes
 from tests.e2e.controlplane import AuditLog, Cluster
@@ -156,7 +156,7 @@ def test_two_installations_notice_each_other(
     with ExitStack() as ends:
         for name, image in (("edge-a", "example.com/envoy:a"), ("edge-b", "example.com/envoy:b")):
             own = f"{name}-{namespace[-8:]}"
-            admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": own}})
+            admin.create_namespace(own)
             process = OperatorProcess(control_plane.kubeconfig, tmp_path / f"{name}.log")
             ends.callback(process.stop)
             process.start(f"--namespace={own}", f"--namespaces={namespace}", f"--image={image}")

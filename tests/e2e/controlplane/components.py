@@ -115,8 +115,9 @@ def kube_apiserver(layout: Layout, authority: Authority, port: int, gates: Seque
         f"--kubelet-client-key={authority.kubelet_client_key_file}",
         "--kubelet-preferred-address-types=InternalIP",
         "--authorization-mode=Node,RBAC",
-        # A Pod's owner reference may block its owner's deletion only if its author could do so, too.
-        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
+        # The first: a Pod's owner reference may block its owner's deletion only if its author could do so, too.
+        # The second: namespaces of tests without a node keep their Pods off one that another test has started.
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement,PodNodeSelector",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={authority.service_account_key_file}",
         f"--service-account-signing-key-file={authority.service_account_key_file}",

@@ -16,7 +16,7 @@ import dns.message
 import dns.query
 import pytest
 
-from operator_app.api.kinds import ENVOY_PROXY, NAMESPACE, NETWORK_POLICY, SERVICE, Key, Object, key_of
+from operator_app.api.kinds import ENVOY_PROXY, NETWORK_POLICY, SERVICE, Key, Object, key_of
 from operator_app.api.models import METRICS_PORT, READINESS_PORT
 from operator_app.desired import child_key
 from tests.e2e.envoy.test_traffic import READY_TIMEOUT_S, is_ready, proxy_pods
@@ -144,7 +144,7 @@ def namespace(admin: Kube, namespace: str, nodes: Nodes) -> str:  # noqa: ARG001
 def elsewhere(admin: Kube, namespace: str) -> Iterator[str]:
     """Another namespace."""
     name = f"{namespace}-else"
-    admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    admin.create_namespace(name, takes_nodes=True)
     admin.wait_until(SERVICE_ACCOUNT, Key(name, "default"), bool)
     yield name
     leave_nothing(admin, name)

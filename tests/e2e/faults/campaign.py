@@ -22,7 +22,6 @@ from operator_app.api.kinds import (
     ALL_CHILD_KINDS,
     CONFIG_MAP,
     ENVOY_PROXY,
-    NAMESPACE,
     POD,
     SERVICE,
     Key,
@@ -203,9 +202,7 @@ class Campaign:
         runs = [run for run in runs if not run.foreign]
         self._runs += runs
         for run in runs:
-            self._admin.create(
-                NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": run.namespace}}
-            )
+            self._admin.create_namespace(run.namespace)
             for kind, foreign in foreign_objects(run.scenario, run.namespace):
                 live = self._admin.create(kind, foreign)
                 run.foreign[kind, Key(run.namespace, live["metadata"]["name"])] = live

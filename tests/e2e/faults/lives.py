@@ -435,7 +435,7 @@ def _of_server(
     admin: Kube, operator: OperatorProcess, wiring: Wiring, folder: Path, report: Callable[[str], None]
 ) -> list[OutsideRun]:
     namespace = f"lives-{wiring.name}"
-    admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    admin.create_namespace(namespace)
     with serving(admin, operator, wiring, folder, lanes=LANES, namespace=namespace) as lives:
         points = lives.record()
         plans = each_fault(points, tuple(wiring.faults))

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, NAMESPACE, OPTIONAL_CHILD_KINDS, Key, Kind
+from operator_app.api.kinds import DEPLOYMENT, ENVOY_PROXY, OPTIONAL_CHILD_KINDS, Key, Kind
 from operator_app.desired import child_key
 from tests.e2e.faults.campaign import Campaign
 from tests.e2e.faults.plan import KILLS, Fault, FaultKind, Plan, Point, applicable
@@ -34,7 +34,7 @@ def made(admin: Kube) -> Iterator[Made]:
     proxies: Made = {}
     for number, fault in enumerate(FAULTS):
         key = Key(f"optional-{uuid.uuid4().hex[:10]}", "web")
-        admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": key.namespace}})
+        admin.create_namespace(key.namespace)
         proxies[key] = tuple(
             Fault(f"{key.namespace} {verb}", fault, Point(verb, kind_of(number + offset).kind), key.namespace)
             for offset, verb in enumerate(VERBS)

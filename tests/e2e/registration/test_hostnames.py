@@ -11,7 +11,6 @@ from operator_app.api.kinds import (
     ENVOY_PROXY,
     HOSTNAME_CLAIM,
     HOSTNAME_POLICY,
-    NAMESPACE,
     PROXY_REGISTRATION,
     Key,
     Object,
@@ -28,7 +27,7 @@ from tests.e2e.proxies import CONVERGE_TIMEOUT_S, a_proxy, condition, holds, is_
 def second(admin: Kube, namespace: str) -> Iterator[str]:
     """Another namespace, of another tenant."""
     name = f"{namespace[:50]}-second"
-    admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    admin.create_namespace(name)
     yield name
     leave_nothing(admin, name)
 

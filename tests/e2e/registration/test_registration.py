@@ -52,7 +52,7 @@ QUIET_S: Final = 1.5
 def neighbour(admin: Kube, namespace: str) -> Iterator[str]:
     """The namespace of another tenant."""
     name = f"{namespace[:50]}-next"
-    admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    admin.create_namespace(name)
     yield name
     leave_nothing(admin, name)
 
