@@ -1,9 +1,13 @@
 """Fixtures and settings of all tests, in any folder."""
 
-from pathlib import Path
+from collections import Counter
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+LONG_S: Final = 900
+"""A test that is allowed more than this takes minutes."""
 
 # How long an example takes says how busy the machine is, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -11,12 +15,11 @@ settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the longest tests come first: begun last, one would keep a single worker busy at the end."""
-    longest: dict[Path, float] = {}
-    for item in items:
-        limit = item.get_closest_marker("timeout")
-        longest[item.path] = max(longest.get(item.path, 0), limit.args[0] if limit is not None else 0)
-    items.sort(key=lambda item: -longest[item.path])
+    """Files with the longest tests come first, then those with the most: begun last, one would keep a worker alone."""
+    tests = Counter(item.path for item in items)
+    limits = ((item.path, item.get_closest_marker("timeout")) for item in items)
+    long = {path for path, limit in limits if limit is not None and limit.args[0] > LONG_S}
+    items.sort(key=lambda item: (item.path not in long, -tests[item.path]))
 
 
 @pytest.fixture(scope="session")
