@@ -255,23 +255,31 @@ def _ask_through_api_server(stage: Stage, base: str, story: Story) -> None:
 
 
 def _expect(story: Story, request: str, get: Callable[[], tuple[int, str]], expected: str) -> None:
-    """Ask until the answer is the application's: Envoy learns of a backend that has just started with some delay."""
+    """Ask until the answer is the application's.
+
+    Envoy learns of a backend that has just started with some delay, and kube-proxy of a Pod that has just become ready.
+    """
     story.say(request)
     begun_s = story.elapsed_s
-    refusals: list[int] = []
+    refusals: list[str] = []
 
     def is_answered() -> str | None:
-        code, text = get()
+        try:
+            code, text = get()
+        except OSError as error:
+            refusals.append(sentence(error))
+            return None
         if code == httpx2.codes.OK and text.strip() == expected:
             return text.strip()
-        refusals.append(code)
+        refusals.append(str(code))
         return None
 
     text = wait_until(is_answered, ANSWER_TIMEOUT_S, f"the answer {expected!r} to {request}")
     story.say(f"  200 {text!r}" + (f", before that {refusals[-1]}" if refusals else ""))
     if refusals:
         story.say(
-            f"  (Envoy looks up names every few seconds; it took {story.elapsed_s - begun_s:.1f} s to find this one)"
+            f"  (Envoy looks up names every few seconds, and kube-proxy hears of ready Pods a moment later; "
+            f"here it took {story.elapsed_s - begun_s:.1f} s)"
         )
 
 
