@@ -74,8 +74,9 @@ unit: $(STAMP) ## Unit tests: seconds, no cluster
 .PHONY: unit-pythons
 unit-pythons: ## Unit tests on every Python that is supported and found here, each in a fresh environment outside of .venv
 	@for minor in 11 12 13; do \
-	  python=$$(command -v python3.$$minor || ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.$$minor.*/bin/python3.$$minor 2>/dev/null | tail -1) \
-	    || true; \
+	  python=; for found in python3.$$minor $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.$$minor.*/bin/python3.$$minor; do \
+	    if "$$found" -c "" 2>/dev/null; then python="$$found"; break; fi; \
+	  done; \
 	  if [ -z "$$python" ]; then echo "== unit-pythons: no Python 3.$$minor here"; continue; fi; \
 	  echo "== unit-pythons: $$python"; \
 	  place="$${TMPDIR:-/tmp}/operator-app-python3.$$minor-$$(git hash-object requirements/dev.txt)"; \
