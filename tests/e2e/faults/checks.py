@@ -89,11 +89,13 @@ def _annotation_problems(scenario: Scenario, expected: Mapping[Address, Object],
 
 
 def _pod_problems(proxy: Object, pods: Sequence[Object]) -> Iterator[str]:
-    """There is one Pod, and its kubelet was made to fetch what the proxy declares."""
+    """There is one Pod, and its kubelet was made to fetch what the proxy declares; no touch is still to be repeated."""
     digests = [(each["metadata"].get("annotations") or {}).get(ANNOTATION_CONFIGURATION) for each in pods]
     wanted = rendered(parse_spec(proxy)).digest
     if digests != [wanted]:
         yield f"Pods were made to fetch {digests}, not {wanted}"
+    conditions = (proxy.get("status") or {}).get("conditions", ())
+    yield from (each["message"] for each in conditions if "can't be touched" in each["message"])
 
 
 def child_problems(namespace: str, view: View) -> Iterator[str]:
