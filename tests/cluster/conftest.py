@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,18 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _place(file: Path) -> int:
     name = file.stem.removeprefix("test_")
     return ORDER.index(name) if file.parent == HERE and name in ORDER else -1
-
-
-@pytest.fixture(scope="session")
-def report(pytestconfig: pytest.Config) -> Report:
-    """Prints a line past pytest's capturing: what is built here takes minutes."""
-    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-
-    def print_line(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(line, file=sys.stderr, flush=True)
-
-    return print_line
 
 
 @pytest.fixture(scope="session")

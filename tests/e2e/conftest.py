@@ -5,11 +5,12 @@ Under pytest-xdist each worker has a control plane of its own, so tests in diffe
 
 import os
 import re
-import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 import pytest
 from lightkube.core.exceptions import ConfigError
@@ -22,6 +23,7 @@ from tests.e2e.controlplane import (
     Cluster,
     ControlPlane,
     ExternalCluster,
+    Report,
     StartError,
     ToolchainError,
 )
@@ -34,24 +36,27 @@ from tests.e2e.proxies import OPERATOR_USER, leave_nothing
 from tests.e2e.shipped import CRDS, operator_identity
 
 HERE = Path(__file__).parent
+LONG_S: Final = 900
+"""A test that is allowed more than this takes minutes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test below this directory needs an API server, and says so by its marker."""
+    """Every test below this directory needs an API server, and says so by its marker.
+
+    Files with the longest tests come first, then those with the most: begun last, one would keep a worker alone.
+    """
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
+    tests = Counter(item.path for item in items)
+    limits = ((item.path, item.get_closest_marker("timeout")) for item in items)
+    long = {path for path, limit in limits if limit is not None and limit.args[0] > LONG_S}
+    items.sort(key=lambda item: (item.path not in long, -tests[item.path]))
 
 
 @pytest.fixture(scope="session")
-def control_plane(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+def control_plane(report: Report) -> Iterator[Cluster]:
     """The cluster with the operator's CRDs: one started here, or the one that ``E2E_KUBECONFIG`` names."""
-    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-
-    def report(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(line, file=sys.stderr, flush=True)
-
     external = os.environ.get("E2E_KUBECONFIG")
     log = os.environ.get("E2E_AUDIT_LOG")
     cluster: ExternalCluster | ControlPlane = (

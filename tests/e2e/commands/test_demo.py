@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from operator_app.api.kinds import NAMESPACE, Key
-from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane import ControlPlane, Report
 from tests.e2e.controlplane.build import built_binary, built_programs, cache_directory
 from tests.e2e.kube import CUSTOM_RESOURCE_DEFINITION, Kube, kind_of, kubeconfig_context, wait_until
 from tests.e2e.node import Node, NodeUnavailableError
@@ -38,14 +38,8 @@ DEV: Final = (sys.executable, "-m", "tests.e2e.dev")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _binary(pytestconfig: pytest.Config) -> None:
+def _binary(report: Report) -> None:
     """Control plane and node are built before a test's time limit runs."""
-    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-
-    def report(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(line, file=sys.stderr, flush=True)
-
     built_binary(report)
     built_programs(PROGRAMS, report)
 

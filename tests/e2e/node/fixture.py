@@ -4,7 +4,6 @@
 """
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -37,12 +36,12 @@ class Nodes:
 
 
 @pytest.fixture(scope="session")
-def nodes_or_why_not(control_plane: Cluster, pytestconfig: pytest.Config) -> Iterator[Nodes | str]:
+def nodes_or_why_not(control_plane: Cluster, report: Report) -> Iterator[Nodes | str]:
     """What runs the Pods; a sentence where nothing can."""
     if not isinstance(control_plane, ControlPlane):
         yield Nodes(None)
         return
-    node = Node(control_plane, _reporter(pytestconfig))
+    node = Node(control_plane, report)
     try:
         node.start()
     except NodeUnavailableError as error:
@@ -68,7 +67,7 @@ def nodes(nodes_or_why_not: Nodes | str) -> Nodes:
 def enforced_policies(
     nodes_or_why_not: Nodes | str,
     control_plane: Cluster,
-    pytestconfig: pytest.Config,
+    report: Report,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Node]:
     """The node that was started here, on which NetworkPolicies are enforced until the module's last test."""
@@ -80,21 +79,10 @@ def enforced_policies(
     log = tmp_path_factory.mktemp("policies") / "policies.log"
     with ExitStack() as resources:
         try:
-            resources.enter_context(policy_agent.enforced(node, control_plane.kubeconfig, log, _reporter(pytestconfig)))
+            resources.enter_context(policy_agent.enforced(node, control_plane.kubeconfig, log, report))
         except policy_agent.PoliciesUnavailableError as error:
             lacking(str(error))
         except (BuildError, NodeError, ToolchainError) as error:
             pytest.fail(str(error), pytrace=False)
         yield node
     assert policy_agent.left_behind(node) == []
-
-
-def _reporter(config: pytest.Config) -> Report:
-    """Writes lines past pytest's capture: what it tells takes minutes, the first time."""
-    capture = config.pluginmanager.getplugin("capturemanager")
-
-    def report(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(line, file=sys.stderr, flush=True)
-
-    return report
