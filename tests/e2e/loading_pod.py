@@ -20,6 +20,7 @@ from operator_app.desired import CONTAINER_NAME, child_key
 from operator_app.envoy.files import version_of
 from operator_app.envoy.internal import CLUSTERS_STAT, LISTENERS_STAT, LOADED_PATH, routes_stat
 from tests.e2e.kube import POD, Kube
+from tests.e2e.proxies import serve
 
 _LOOPBACK: Final = IPv4Network("127.128.0.0/9")
 _TRIES: Final = 100
@@ -78,10 +79,7 @@ class LoadingPod:
         self._proxy, self._touched_by = key, None
         self._pod = self._admin.create(POD, pod)
         self.loaded = self._admin.get(CONFIG_MAP, child_key(key))["data"]
-        ip = str(self._server.server_address[0])
-        conditions = [{"type": name, "status": "True"} for name in ("ContainersReady", "Ready")]
-        status = {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": conditions}
-        self._admin.patch(POD, self._key, {"status": status}, subresource="status")
+        serve(self._admin, self._key, str(self._server.server_address[0]))
 
     def live(self) -> Object:
         """The Pod as the API server has it."""

@@ -29,7 +29,7 @@ from operator_app.desired import child_key, children
 from operator_app.settings import Settings
 from tests.e2e.controlplane import AuditEntry, AuditLog
 from tests.e2e.controlplane.audit import Mark, service_account_user
-from tests.e2e.kube import Kube, KubeError, NotThere, path_of, wait_until
+from tests.e2e.kube import POD, Kube, KubeError, NotThere, path_of, wait_until
 from tests.e2e.operator_process import OPERATOR_NAMESPACE, SERVICE_ACCOUNT
 
 OPERATOR_USER = service_account_user(OPERATOR_NAMESPACE, SERVICE_ACCOUNT)
@@ -312,6 +312,13 @@ def wait_all_gone(admin: Kube, proxy: Object, timeout_s: float = CONVERGE_TIMEOU
     uid = proxy["metadata"]["uid"]
     admin.wait_gone(ENVOY_PROXY, key, uid=uid, timeout_s=timeout_s)
     wait_until(lambda: admin.find(PROXY_REGISTRATION, record_key(proxy)) is None, timeout_s, "the record to be gone")
+
+
+def serve(admin: Kube, pod: Key, ip: str) -> None:
+    """Say of a Pod without a node what a kubelet says once it serves at this address."""
+    conditions = [{"type": name, "status": "True"} for name in ("ContainersReady", "Ready")]
+    status = {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": conditions}
+    admin.patch(POD, pod, {"status": status}, subresource="status")
 
 
 def leave_nothing(admin: Kube, namespace: str) -> None:

@@ -38,10 +38,10 @@ from tests.e2e.faults import checks
 from tests.e2e.faults.observer import KINDS, REGISTRY_KINDS, Observer, View, about
 from tests.e2e.faults.plan import ON_THE_WIRE, SECOND, Fault, FaultKind, Plan, Point, points_in_all
 from tests.e2e.faults.proxy import FaultProxy
-from tests.e2e.faults.scenarios import FOREIGN_ANNOTATION, NAME, Scenario, hostnames, serve
+from tests.e2e.faults.scenarios import FOREIGN_ANNOTATION, NAME, Scenario, hostnames
 from tests.e2e.kube import Kube, wait_until
 from tests.e2e.operator_process import OperatorProcess
-from tests.e2e.proxies import OPERATOR_USER, declared_children, not_as_declared
+from tests.e2e.proxies import OPERATOR_USER, declared_children, not_as_declared, serve
 
 SHARDS: Final[int] = Settings.model_fields["shards"].default
 
@@ -53,6 +53,9 @@ CONVERGE_TIMEOUT_S: Final = 180.0
 INJECT_TIMEOUT_S: Final = 30.0
 KILL_TIMEOUT_S: Final = 90.0
 """Longer than for other faults: the operator has to start first."""
+NOBODYS_ADDRESS: Final = "192.0.2.1"
+"""Of a Pod that serves as far as the API server knows (RFC 5737)."""
+
 POLL_S: Final = 0.05
 
 QUIET_AT_MOST: Final = timedelta(minutes=5)
@@ -213,7 +216,7 @@ class Campaign:
         self._wait_prepared(prepared, _PREPARED)
         serving = [run for run in prepared if run.scenario.has_serving_pod]
         for run in serving:
-            serve(self._admin, self._pod_of(run))
+            serve(self._admin, key_of(self._pod_of(run)), NOBODYS_ADDRESS)
         self._wait_prepared(serving, replace(_PREPARED, has_serving_pod=True))
         for run in prepared:
             for kind in run.scenario.children_at_start:

@@ -25,7 +25,6 @@ from operator_app.api.kinds import (
     Key,
     Kind,
     Object,
-    key_of,
 )
 from operator_app.desired import child_key
 from operator_app.envoy.files import CLUSTERS_FILE
@@ -139,13 +138,6 @@ def _drift_of_options(admin: Kube, namespace: str) -> None:
 def _edit_routes(admin: Kube, namespace: str) -> None:
     listener = {"name": "http", "port": 80, "routes": [{"match": {"pathPrefix": "/v2"}, "backend": "app"}]}
     admin.patch(ENVOY_PROXY, Key(namespace, NAME), {"spec": {"listeners": [listener]}})
-
-
-def serve(admin: Kube, pod: Object) -> None:
-    """Say of a Pod what a kubelet says once it serves; its address is one that nobody has (RFC 5737)."""
-    conditions = [{"type": name, "status": "True"} for name in ("ContainersReady", "Ready")]
-    status = {"phase": "Running", "podIP": "192.0.2.1", "podIPs": [{"ip": "192.0.2.1"}], "conditions": conditions}
-    admin.patch(POD, key_of(pod), {"status": status}, subresource="status")
 
 
 _SCALABLE: Final[Mapping[str, Any]] = {"replicas": 1, "resources": {"requests": {"cpu": "10m"}}}

@@ -1,7 +1,6 @@
 """Budget, autoscaler and network policy come and go through every fault of the requests that make and delete them."""
 
 import uuid
-from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -11,7 +10,7 @@ from operator_app.desired import child_key
 from tests.e2e.faults.campaign import Campaign
 from tests.e2e.faults.plan import KILLS, Fault, FaultKind, Plan, Point, applicable
 from tests.e2e.kube import Kube
-from tests.e2e.proxies import a_proxy, drift_of, leave_nothing, objects_of, wait_reconciled
+from tests.e2e.proxies import a_proxy, drift_of, objects_of, wait_reconciled
 
 STANZAS: Final[dict[str, Any]] = {
     "disruption": {"maxUnavailable": 2},
@@ -29,7 +28,7 @@ Made = dict[Key, tuple[Fault, ...]]
 
 
 @pytest.fixture
-def made(admin: Kube) -> Iterator[Made]:
+def made(admin: Kube) -> Made:
     """A namespace for each fault with the key of its proxy: one kind is made under it, and another one deleted."""
     proxies: Made = {}
     for number, fault in enumerate(FAULTS):
@@ -39,9 +38,7 @@ def made(admin: Kube) -> Iterator[Made]:
             Fault(f"{key.namespace} {verb}", fault, Point(verb, kind_of(number + offset).kind), key.namespace)
             for offset, verb in enumerate(VERBS)
         )
-    yield proxies
-    for key in proxies:
-        leave_nothing(admin, key.namespace)
+    return proxies
 
 
 def kind_of(number: int) -> Kind:
