@@ -117,9 +117,8 @@ def _namespace_of(host: str, own: str) -> tuple[tuple[str, ...], bool]:
     labels = host.split(".")
     if len(labels) == 1:
         return (own,), True
-    for at in (2, 3):
-        if labels[at : at + 1] == ["svc"]:
-            return (labels[at - 1],), True
+    if "svc" in labels[2:4]:
+        return (labels[labels.index("svc", 2) - 1],), True
     return ((labels[1],), False) if len(labels) == 2 else ((), False)
 
 
