@@ -288,6 +288,7 @@ def _break(stage: Stage, story: Story) -> None:
     before = stage.admin.get(SERVICE, CHILD)
     right = before["spec"]["ports"][0]["targetPort"]
     lines = len(stage.operator.log())
+    writes = stage.writes_from_now()
     wrong = {"spec": {"ports": [{"port": 80, "protocol": "TCP", "targetPort": 1}]}}
     broken = stage.admin.patch(SERVICE, CHILD, wrong, patch_type="strategic-merge", field_manager="intruder")
     begun_s = story.elapsed_s
@@ -310,6 +311,8 @@ def _break(stage: Stage, story: Story) -> None:
     )
     event = wait_until(lambda: _drift_event(stage), REPAIR_TIMEOUT_S, "the Event that tells of the repair")
     story.say(f"an Event on the EnvoyProxy tells it to the tenant: {event['reason']}: {event['note']}")
+    # Everybody can read an object a moment before its writer has the response and counts the write.
+    wait_until(lambda: any("create event" in each.lower() for each in writes()), REPAIR_TIMEOUT_S, "its write counted")
     if owners_of(TARGET_PORT, repaired):
         raise StageError(f"{dotted(TARGET_PORT)} is still owned by {', '.join(owners_of(TARGET_PORT, repaired))}")
     if repaired["metadata"]["uid"] != before["metadata"]["uid"]:

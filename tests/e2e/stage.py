@@ -158,7 +158,7 @@ class Stage:
         sent: Counter[str] = Counter()
         for labels, value in self.operator.series("operator_app_api_requests_total"):
             if labels["verb"] in WRITE_VERBS and labels["kind"] != LEASE.kind:
-                sent[labels["verb"]] += int(value)
+                sent[f"{labels['verb']} {labels['kind']}"] += int(value)
         return sent
 
 
