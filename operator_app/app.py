@@ -370,7 +370,7 @@ class Operator:
                 self._store,
                 namespace=namespace,
                 sink=sink,
-                on_release=self._triggers.apply_own_release,
+                on_change=self._triggers.apply_own_change,
                 rest_s=self._settings.hostname_rest_s,
                 resting_limit=self._settings.kept_per_tenant,
                 tenant_of=self._triggers.tenant_of,

@@ -26,12 +26,8 @@ class ProxyReference(ApiModel):
     name: Annotated[str, Field(min_length=1, max_length=253)]
     """Name of the EnvoyProxy."""
 
-    uid: Annotated[
-        str,
-        Field(min_length=1, max_length=128),
-        Rule(cel="self == oldSelf", message="a record keeps its owner: delete it and create another one"),
-    ]
-    """metadata.uid of the EnvoyProxy. Never changes."""
+    uid: Annotated[str, Field(min_length=1, max_length=128)]
+    """metadata.uid of the EnvoyProxy."""
 
 
 class RegisteredPort(ApiModel):
@@ -69,8 +65,11 @@ class RecordState(StrEnum):
 class ProxyRegistrationSpec(ApiModel):
     """One proxy's entry in the in-cluster registry, written by the operator alone."""
 
-    proxy: ProxyReference
-    """Whose record this is."""
+    proxy: Annotated[
+        ProxyReference,
+        Rule(cel="self.uid == oldSelf.uid", message="a record keeps its owner: delete it and create another one"),
+    ]
+    """Whose record this is. Its uid never changes."""
 
     generation: Annotated[
         Int64,
@@ -145,11 +144,18 @@ class ProxyRegistration(ApiModel):
 class HostnameClaimSpec(ApiModel):
     """Who has a hostname, or had it last."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.proxy.uid == oldSelf.proxy.uid || has(oldSelf.releasedAt)",
+            message="a hostname keeps its proxy until that has given it back: delete the claim and create another one",
+        ),
+    )
+
     hostname: DnsName
     """The name that is taken."""
 
     proxy: ProxyReference
-    """Whose it is."""
+    """Whose it is. Another proxy's only after it was given back."""
 
     installation: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Namespace of the operator that took it; operators of one cluster leave each other's claims alone."""

@@ -89,8 +89,11 @@ class Triggers:
         self._store.forget(delta.kind, delta.object, is_certain=False)
         self.enqueue_affected(delta.kind, delta.object, Priority.REPAIR)
 
-    def apply_own_release(self, claim: Object) -> None:
-        """Enqueue the proxies that wait for a hostname which the operator has given back itself."""
+    def apply_own_change(self, claim: Object) -> None:
+        """Enqueue the proxies that wait for a hostname whose claim the operator has rewritten itself.
+
+        The store knows that write already, so its watch event will not be news.
+        """
         self.enqueue_affected(HOSTNAME_CLAIM, claim, Priority.REPAIR)
 
     async def enqueue_unclaimed(self) -> NoReturn:

@@ -343,9 +343,16 @@ async def _fix_outside(registries: Registries, finding: Finding, entry: LedgerEn
 async def _fix_claim(cluster: Cluster, uid: str, key: Key) -> bool:
     """Delete a claim, if it still is that proxy's."""
     claim = await cluster.get(HOSTNAME_CLAIM, key)
-    if claim is None or owner_uid(claim) != uid:
+    if claim is None or owner_uid(claim) != uid or released_at(claim) is not None:
         return False
-    return await cluster.delete(HOSTNAME_CLAIM, key, uid=claim["metadata"]["uid"])
+    return await _delete_claim(cluster, claim)
+
+
+async def _delete_claim(cluster: Cluster, claim: Object) -> bool:
+    """Delete exactly this version of a claim: the same object may be another proxy's later."""
+    metadata = claim["metadata"]
+    version = metadata["resourceVersion"]
+    return await cluster.delete(HOSTNAME_CLAIM, key_of(claim), uid=metadata["uid"], resource_version=version)
 
 
 async def _fix_entry(cluster: Cluster, registries: Registries, entry: LedgerEntry) -> bool:
@@ -367,7 +374,7 @@ async def _fix_entry(cluster: Cluster, registries: Registries, entry: LedgerEntr
     is_removed = await cluster.delete(PROXY_REGISTRATION, key, uid=metadata["uid"], resource_version=version)
     async for claim in _listed(cluster, HOSTNAME_CLAIM, None, _OURS):
         if owner_uid(claim) == entry.uid:
-            await cluster.delete(HOSTNAME_CLAIM, key_of(claim), uid=claim["metadata"]["uid"])
+            await _delete_claim(cluster, claim)
     return is_removed
 
 

@@ -6,7 +6,8 @@ created before the hostname is written into the ledger or a registry, and given 
 
 A claim that is given back rests for a while: it stays, with the time of its release, and only proxies of the same
 tenant may take it. So clients that still have the old address in a cache, or go on using the name, do not reach
-somebody else; and a tenant that deletes a proxy and creates it again does not lose its hostname in between.
+somebody else; and a tenant that deletes a proxy and creates it again does not lose its hostname in between. Whoever
+takes it does so with one write: between a deletion and a creation another tenant's proxy could take it.
 
 Publishing the hostname does not belong here.
 """
@@ -20,7 +21,7 @@ from operator_app.api.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_
 from operator_app.apply import NAME_CONFLICT, Applier, Ownership, OwnershipCheck
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
-from operator_app.kube.preconditions import identity, pinned_uid
+from operator_app.kube.preconditions import identity, pinned_uid, pinned_version
 from operator_app.kube.store import Store
 from operator_app.registration.ledger import proxy_of
 from operator_app.registration.registry import Registration
@@ -39,9 +40,9 @@ HOSTNAME_RESTING: Final = "HostnameResting"
 class Claims:
     """Acquires and releases claims of one installation, which is known by the operator's ``namespace``.
 
-    ``sink`` gets a ``Deleted`` for each claim that this operator deletes itself, ``on_release`` each that begins to
-    rest. A claim rests for ``rest_s`` seconds; of one tenant at most ``resting_limit`` do, further ones are deleted.
-    ``tenant_of`` gives the tenant of a namespace, ``now`` aware UTC.
+    ``sink`` gets a ``Deleted`` for each claim that this operator deletes itself, ``on_change`` each that it gives back
+    or gives to another proxy. A claim rests for ``rest_s`` seconds; of one tenant at most ``resting_limit`` do, further
+    ones are deleted. ``tenant_of`` gives the tenant of a namespace, ``now`` aware UTC.
     """
 
     def __init__(  # noqa: PLR0913 - what a release needs to know
@@ -53,7 +54,7 @@ class Claims:
         namespace: str,
         sink: Callable[[Deleted], object],
         now: Callable[[], datetime],
-        on_release: Callable[[Object], object] = lambda _: None,
+        on_change: Callable[[Object], object] = lambda _: None,
         rest_s: float = 0.0,
         resting_limit: int = 0,
         tenant_of: Callable[[str], str] = lambda namespace: namespace,
@@ -63,7 +64,7 @@ class Claims:
         self._store = store
         self._namespace = namespace
         self._sink = sink
-        self._on_release = on_release
+        self._on_change = on_change
         self._rest_s = rest_s
         self._resting_limit = resting_limit
         self._tenant_of = tenant_of
@@ -80,9 +81,9 @@ class Claims:
             left_s = 0.0 if self._is_same_tenant(known, proxy) else self.rests_for_s(known)
             if left_s > 0:
                 return _resting(hostname, left_s)
-            # Exactly this version: whoever had it may have it again by now.
-            await self._applier.delete(HOSTNAME_CLAIM, known, at_this_version=True)
-            self._store.forget(HOSTNAME_CLAIM, known, is_certain=False)
+            if "deletionTimestamp" not in known["metadata"]:
+                await self._rewrite(known, self._desired(hostname, proxy, uid)["spec"])
+                return Registration(Outcome.CONFIGURED)
         check = _check(proxy, uid)
         plan = await self._applier.plan(HOSTNAME_CLAIM, self._desired(hostname, proxy, uid), check, ask_server=False)
         result = await self._applier.execute(plan, check)
@@ -134,16 +135,20 @@ class Claims:
         if is_given_back or not self._may_rest(self._tenant_of(proxy_of(live).namespace)):
             await self._delete(live)
             return
-        metadata = identity(live) | {"resourceVersion": live["metadata"]["resourceVersion"]}
-        body = _object(metadata | {"labels": {LABEL_MANAGED_BY: FIELD_MANAGER}})
-        spec = live["spec"] | {"releasedAt": self._now().isoformat(timespec="seconds").replace("+00:00", "Z")}
+        released = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
+        await self._rewrite(live, live["spec"] | {"releasedAt": released})
+
+    async def _rewrite(self, live: Object, spec: Object) -> None:
+        """Give exactly this version of a claim another spec; whoever had it may have it again by now."""
+        body = _object(identity(live) | pinned_version(live) | {"labels": {LABEL_MANAGED_BY: FIELD_MANAGER}})
         applied = await self._cluster.apply(HOSTNAME_CLAIM, body | {"spec": spec}, force=True)
         self._applier.record_write(HOSTNAME_CLAIM, Outcome.CONFIGURED)
         self._store.learn(HOSTNAME_CLAIM, applied.object)
-        self._on_release(applied.object)
+        self._on_change(applied.object)
 
     async def _delete(self, live: Object) -> None:
-        await self._applier.delete(HOSTNAME_CLAIM, live)
+        # Exactly this version: the same object may be another proxy's by now.
+        await self._applier.delete(HOSTNAME_CLAIM, live, at_this_version=True)
         self._sink(Deleted(HOSTNAME_CLAIM, live))
 
     def _may_rest(self, tenant: str) -> bool:

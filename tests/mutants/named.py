@@ -134,8 +134,8 @@ NAMED: Final[tuple[Named, ...]] = (
     Named(
         "an audit that deletes anybody's claim",
         "operator_app/registration/audit.py",
-        "    if claim is None or owner_uid(claim) != uid:\n",
-        "    if claim is None:\n",
+        "    if claim is None or owner_uid(claim) != uid or released_at(claim) is not None:\n",
+        "    if claim is None or released_at(claim) is not None:\n",
         _REGISTRATION,
     ),
     Named(

@@ -166,11 +166,15 @@ def test_two_operators_of_one_cluster_share_its_hostnames(
 def test_a_hostname_that_was_given_back_rests_for_its_tenant(
     admin: Kube, namespace: str, second: str, operator: OperatorProcess
 ) -> None:
-    """Another tenant waits and is told; the same one has it at once, deleted and made anew; in the end it is free."""
+    """Another tenant waits and is told; the same one has it at once, deleted and made anew; in the end it is free.
+
+    The claim stays the same object: if it were gone for a moment, the other tenant's proxy could take it.
+    """
     hostname, other = f"shop.{namespace}.example.com", f"cart.{namespace}.example.com"
     operator.start("--hostname-rest-s=600")
     admin.create(ENVOY_PROXY, named(namespace, "web", hostname))
     first = registered(admin, Key(namespace, "web"))
+    claimed = admin.get(HOSTNAME_CLAIM, Key("", hostname))
     admin.create(ENVOY_PROXY, named(second, "web", hostname))
     refused(admin, Key(second, "web"), "HostnameTaken")
     admin.patch(ENVOY_PROXY, Key(namespace, "web"), {"spec": {"registration": {"hostname": other}}})
@@ -187,6 +191,7 @@ def test_a_hostname_that_was_given_back_rests_for_its_tenant(
     claim = admin.get(HOSTNAME_CLAIM, Key("", hostname))
     assert claim["spec"]["proxy"]["uid"] == live["metadata"]["uid"]
     assert "releasedAt" not in claim["spec"]
+    assert claim["metadata"]["uid"] == claimed["metadata"]["uid"]
     admin.delete(ENVOY_PROXY, Key(namespace, "web"))
     admin.wait_gone(ENVOY_PROXY, Key(namespace, "web"))
     assert admin.find(PROXY_REGISTRATION, Key(OPERATOR_NAMESPACE, f"proxy-{first['metadata']['uid']}")) is None

@@ -172,7 +172,10 @@ def test_a_recreated_proxy_gets_the_hostname_of_its_previous_incarnation(admin: 
 
 
 def test_a_claim_is_named_like_its_hostname_and_keeps_its_owner(admin: Kube, namespace: str) -> None:
-    """The API server itself ensures it: another name than the hostname is refused, and so is another owner."""
+    """The API server itself ensures it: another name than the hostname is refused, and so is another owner.
+
+    Only a claim that was given back may become another proxy's.
+    """
     name = f"a.{namespace}.example.com"
     claim = {
         "apiVersion": HOSTNAME_CLAIM.api_version,
@@ -184,8 +187,11 @@ def test_a_claim_is_named_like_its_hostname_and_keeps_its_owner(admin: Kube, nam
         admin.create(HOSTNAME_CLAIM, claim)
     claim["spec"]["hostname"] = name  # type: ignore[index]
     admin.create(HOSTNAME_CLAIM, claim)
-    with pytest.raises(Exception, match="keeps its owner"):
-        admin.patch(HOSTNAME_CLAIM, Key("", name), {"spec": {"proxy": {"uid": "two"}}})
+    taken = {"spec": {"proxy": {"uid": "two"}, "releasedAt": None}}
+    with pytest.raises(Exception, match="keeps its proxy until that has given it back"):
+        admin.patch(HOSTNAME_CLAIM, Key("", name), taken)
+    admin.patch(HOSTNAME_CLAIM, Key("", name), {"spec": {"releasedAt": "2026-07-01T12:00:00Z"}})
+    assert admin.patch(HOSTNAME_CLAIM, Key("", name), taken)["spec"]["proxy"]["uid"] == "two"
 
 
 # --- outside registries --------------------------------------------------------------------------------------------

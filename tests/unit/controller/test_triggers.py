@@ -214,7 +214,7 @@ def test_a_hostname_that_the_operator_gives_back_wakes_who_waits_for_it(world: W
     world.change(ENVOY_PROXY, proxy(Key("team-b", "rival"), hostname="web.example.org"))
     world.enqueued.clear()
     spec = {"hostname": "web.example.org", "proxy": {"namespace": "team-a", "name": "web", "uid": "u"}}
-    world.triggers.apply_own_release(named(Key("", "web.example.org"), **spec))
+    world.triggers.apply_own_change(named(Key("", "web.example.org"), **spec))
     assert sorted(key for key, *_ in world.enqueued) == [WEB, Key("team-b", "rival")]
 
 

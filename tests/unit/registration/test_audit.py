@@ -277,6 +277,7 @@ def test_orphans_are_listed_by_tenant_and_the_json_has_everything() -> None:
 
 UID: Final = "one"
 VERSIONED: Final = {"resourceVersion": "7", "uid": "entry-uid"}
+CLAIM_VERSIONED: Final = {"resourceVersion": "8", "uid": "claim-uid"}
 
 
 class Outside:
@@ -301,7 +302,7 @@ def entry_of(uid: str = UID, **spec: Any) -> Object:
 def claim_of(uid: str = UID) -> Object:
     """A stored claim."""
     found = a_claim("a.b", uid)
-    found["metadata"] |= {"uid": "claim-uid", "resourceVersion": "8"}
+    found["metadata"] |= CLAIM_VERSIONED
     return found
 
 
@@ -406,11 +407,21 @@ async def test_an_entry_goes_with_its_records_and_its_claims(tmp_path: Path, pro
         assert await fix(own.cluster, Registries({"dns": registry}), OF_ENTRY, namespace="edge-system")
     assert outside.removed == [(UID, "a.b"), (UID, "old.b")]
     assert api.body("delete ProxyRegistration")["preconditions"] == VERSIONED
-    assert api.body("delete HostnameClaim")["preconditions"] == {"uid": "claim-uid"}
+    assert api.body("delete HostnameClaim")["preconditions"] == CLAIM_VERSIONED
 
 
 @pytest.mark.anyio
-async def test_a_claim_is_deleted_by_its_uid_and_a_record_by_its_owner(tmp_path: Path) -> None:
+async def test_a_claim_that_was_given_back_since_stays(tmp_path: Path) -> None:
+    """It rests for its tenant, and is the operator's to delete."""
+    claim = claim_of()
+    resting = claim | {"spec": claim["spec"] | {"releasedAt": "2026-07-01T12:00:00Z"}}
+    api = ScriptedApi(GONE, ("get ProxyRegistration", NOT_FOUND), ("get HostnameClaim", ok(resting)))
+    async with components(api, tmp_path) as own:
+        assert not await fix(own.cluster, Registries({}), OF_CLAIM, namespace="edge-system")
+
+
+@pytest.mark.anyio
+async def test_a_claim_is_deleted_by_its_version_and_a_record_by_its_owner(tmp_path: Path) -> None:
     """Each removal names exactly what was read."""
     outside = Outside()
     registry: Any = outside
@@ -426,7 +437,7 @@ async def test_a_claim_is_deleted_by_its_uid_and_a_record_by_its_owner(tmp_path:
         registries = Registries({"dns": registry})
         assert await fix(own.cluster, registries, OF_CLAIM, namespace="edge-system")
         assert await fix(own.cluster, registries, OF_NOBODY, namespace="edge-system")
-    assert api.body("delete HostnameClaim")["preconditions"] == {"uid": "claim-uid"}
+    assert api.body("delete HostnameClaim")["preconditions"] == CLAIM_VERSIONED
     assert outside.removed == [(UID, "a.b")]
 
 

@@ -12,7 +12,7 @@ import pytest
 from operator_app.api.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_BY, Key, Object
 from operator_app.registration.claims import HOSTNAME_RESTING, Claims, released_at
 from operator_app.results import Outcome
-from tests.unit.scripted_api import ScriptedApi, components, created, ok, repaired
+from tests.unit.scripted_api import ScriptedApi, components, ok, repaired
 from tests.unit.ssa.field_sets import stored
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +40,7 @@ class World:
 
     claims: Claims
     clock: Clock
-    released: list[Object]
+    changed: list[Object]
     deleted: list[object]
 
     def a_claim(self, hostname: str = HOSTNAME, *, uid: str = "uid-1", released_s: float | None = None) -> Object:
@@ -57,7 +57,7 @@ async def a_world(folder: Path, api: ScriptedApi | None = None, *, limit: int = 
     """A world whose requests go to ``api``."""
     async with components(api or ScriptedApi(), folder) as own:
         deleted: list[object] = []
-        released: list[Object] = []
+        changed: list[Object] = []
         clock = Clock()
         claims = Claims(
             own.applier,
@@ -65,13 +65,13 @@ async def a_world(folder: Path, api: ScriptedApi | None = None, *, limit: int = 
             own.store,
             namespace="edge-system",
             sink=deleted.append,
-            on_release=released.append,
+            on_change=changed.append,
             rest_s=REST_S,
             resting_limit=limit,
             tenant_of=lambda namespace: namespace.removesuffix("2"),
             now=clock,
         )
-        yield World(claims, clock, released, deleted)
+        yield World(claims, clock, changed, deleted)
 
 
 async def test_a_claim_that_rests_is_nobodys(tmp_path: Path) -> None:
@@ -101,15 +101,27 @@ async def test_another_tenant_waits_until_it_has_rested(tmp_path: Path) -> None:
 async def test_the_same_tenant_at_once_and_then_anybody_takes_it(
     tmp_path: Path, namespace: str, later_s: float
 ) -> None:
-    """Exactly the claim that was seen is deleted, then the hostname is claimed like any other."""
+    """One write gives it the version that was seen: without a claim in between, another tenant would be first."""
     proxy = Key(namespace, "other")
-    api = ScriptedApi(("delete HostnameClaim", ok(GONE)), ("apply HostnameClaim", created()))
+    api = ScriptedApi(("apply HostnameClaim", repaired()))
     async with a_world(tmp_path, api) as world:
         world.claims._store.learn(HOSTNAME_CLAIM, world.a_claim(released_s=1))
         world.clock.at += timedelta(seconds=later_s)
-        assert (await world.claims.acquire(HOSTNAME, proxy, "uid-2")).outcome is Outcome.CREATED
-        assert "resourceVersion" in api.sent[0].body["preconditions"]
+        assert (await world.claims.acquire(HOSTNAME, proxy, "uid-2")).outcome is Outcome.CONFIGURED
+        metadata = api.sent[0].body["metadata"]
+        assert {"uid", "resourceVersion"} <= metadata.keys()
+        assert "releasedAt" not in api.sent[0].body["spec"]
         assert world.claims.is_owner(HOSTNAME, "uid-2")
+        assert [each["spec"]["proxy"]["uid"] for each in world.changed] == ["uid-2"], "who waits is told whose it is"
+
+
+async def test_what_has_rested_is_deleted_at_the_version_that_was_seen(tmp_path: Path) -> None:
+    """Another proxy may have taken it since, and it still is the same object."""
+    api = ScriptedApi(("delete HostnameClaim", ok(GONE)))
+    async with a_world(tmp_path, api) as world:
+        world.claims._store.learn(HOSTNAME_CLAIM, world.a_claim(released_s=REST_S))
+        await world.claims.release(SHOP, "uid-1")
+        assert {"uid", "resourceVersion"} <= api.sent[0].body["preconditions"].keys()
 
 
 async def test_giving_back_keeps_the_claim_with_the_time(tmp_path: Path) -> None:
@@ -118,8 +130,8 @@ async def test_giving_back_keeps_the_claim_with_the_time(tmp_path: Path) -> None
     async with a_world(tmp_path, api) as world:
         world.claims._store.learn(HOSTNAME_CLAIM, world.a_claim())
         await world.claims.release(SHOP, "uid-1")
-        assert [each["metadata"]["name"] for each in world.released] == [HOSTNAME]
-        assert released_at(world.released[0]) == world.clock.at
+        assert [each["metadata"]["name"] for each in world.changed] == [HOSTNAME]
+        assert released_at(world.changed[0]) == world.clock.at
         metadata = api.sent[0].body["metadata"]
         assert "resourceVersion" in metadata
         assert metadata["labels"] == {LABEL_MANAGED_BY: FIELD_MANAGER}, "it stays in the operator's watch"
