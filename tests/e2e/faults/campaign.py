@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -57,10 +57,6 @@ NOBODYS_ADDRESS: Final = "192.0.2.1"
 """Of a Pod that serves as far as the API server knows (RFC 5737)."""
 
 POLL_S: Final = 0.05
-
-QUIET_AT_MOST: Final = timedelta(minutes=5)
-"""How much of the time after a run is checked; later, a Deployment without a node rightly passes its deadline."""
-
 
 BOUNDS: Final = ("--request-timeout-s=20", "--write-timeout-s=20")
 """How long a request may hang in a campaign. On a busy machine answers take seconds without any fault: a request that
@@ -353,7 +349,8 @@ class Campaign:
         uids[ENVOY_PROXY.kind] = self._observer.uids(ENVOY_PROXY, key)
         uids |= {kind.kind: self._observer.uids_about(kind, run.namespace) for kind in REGISTRY_KINDS}
         elsewhere = {*hostnames(run.namespace), *(f"proxy-{uid}" for uid in uids[ENVOY_PROXY.kind])}
-        found = [
+        assert run.settled_at is not None
+        return [
             *self._inexact(run, view),
             *checks.problems(run.scenario, run.namespace, view, run.foreign, run.uid),
             *checks.uid_problems(run.scenario, uids),
@@ -364,13 +361,8 @@ class Campaign:
                 pods=frozenset(each["metadata"]["name"] for each in self._pods(run) if run.scenario.has_serving_pod),
                 may_repeat=run.may_repeat,
             ),
+            *checks.late_writes(writes, run.settled_at, may_emit_events=_may_emit_events(run)),
         ]
-        assert run.settled_at is not None
-        for each in writes:
-            is_expected_event = each.resource == "events" and _may_emit_events(run)
-            if run.settled_at < each.received_at < run.settled_at + QUIET_AT_MOST and not is_expected_event:
-                found.append(f"needless write {each.received_at - run.settled_at} after the run settled: {each}")
-        return found
 
     def _inexact(self, run: Run, view: View) -> Iterator[str]:
         """What an apply of the declaration would still change, by the API server's dry run: unreleased fields, too."""

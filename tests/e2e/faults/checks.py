@@ -8,6 +8,7 @@ the live object, and the status is recomputed from the numbers that the Deployme
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from operator_app.api.kinds import (
@@ -148,6 +149,33 @@ def write_problems(
         if former is not None and former.resource_version == each.resource_version and not may_repeat:
             yield f"avoidable write: {each}, {each.received_at - former.received_at} after {former}"
         latest[each.resource, each.name] = each
+
+
+def late_writes(writes: Iterable[AuditEntry], settled_at: datetime, *, may_emit_events: bool) -> Iterator[str]:
+    """Writes of the operator about one namespace after its run has settled, and what is new in a status.
+
+    One status is expected: no Pod runs here, so each Deployment passes its deadline, 600 s after its last progress.
+    """
+    told: dict[str, tuple[str, ...]] = {}
+    for each in writes:
+        before = told
+        if (each.resource, each.subresource) == (ENVOY_PROXY.plural, "status") and each.code in (200, 201):
+            conditions = (each.request or {}).get("status", {}).get("conditions", ())
+            told = {found["type"]: tuple(found.get(name, "") for name in _TOLD) for found in conditions}
+        is_past_deadline = _is_past_deadline(told) and not _is_past_deadline(before)
+        is_expected = is_past_deadline or (each.resource == "events" and may_emit_events)
+        if each.received_at > settled_at and not is_expected:
+            news = "; ".join(f"{name} {' '.join(found)}" for name, found in told.items() if before.get(name) != found)
+            says = f", which says {news}" if news else ""
+            yield f"needless write {each.received_at - settled_at} after the run settled: {each}{says}"
+
+
+_TOLD: Final = ("status", "reason", "message")
+"""Of a condition, what people read."""
+
+
+def _is_past_deadline(told: Mapping[str, tuple[str, ...]]) -> bool:
+    return any("ProgressDeadlineExceeded" in found for found in told.values())
 
 
 def _reason_problems(

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -255,6 +255,38 @@ def test_only_the_status_of_a_pod_that_serves_may_be_written() -> None:
 
     assert problems("web-1", "status") == []
     assert len(problems("web-1", "")) == len(problems("web-2", "status")) == 1
+
+
+def test_after_a_run_has_settled_a_status_tells_of_the_deadline_alone() -> None:
+    """Without a node each Deployment passes it once. Any other write is told with what it says, whenever it comes."""
+    at = datetime(2026, 7, 2, tzinfo=UTC)
+
+    def written(after_s: float, reason: str, resource: str = ENVOY_PROXY.plural) -> AuditEntry:
+        stalled = {"type": "Stalled", "status": "True", "reason": reason, "message": "no Pod", "observedGeneration": 1}
+        return AuditEntry(
+            received_at=at + timedelta(seconds=after_s),
+            user="operator",
+            user_agent="",
+            path="",
+            group="",
+            verb="patch",
+            resource=resource,
+            subresource="status" if resource == ENVOY_PROXY.plural else "",
+            namespace=TEAM,
+            name=NAME,
+            code=200,
+            request={"status": {"conditions": [stalled]}},
+        )
+
+    before, deadline = written(-1, "Other"), written(590, "ProgressDeadlineExceeded")
+    assert list(checks.late_writes([before, deadline], at, may_emit_events=False)) == []
+    (again,) = checks.late_writes([before, deadline, written(591, "Other")], at, may_emit_events=False)
+    assert "which says Stalled True Other no Pod" in again
+    (twice,) = checks.late_writes([deadline, written(600, "ProgressDeadlineExceeded")], at, may_emit_events=False)
+    assert "0:10:00 after" in twice
+    event = written(1, "", "events")
+    assert list(checks.late_writes([event], at, may_emit_events=True)) == []
+    assert len(list(checks.late_writes([event], at, may_emit_events=False))) == 1
 
 
 def test_a_pod_that_serves_was_made_to_fetch_what_is_declared() -> None:
