@@ -78,6 +78,7 @@ class Finalizer:
     async def remove(self, proxy: Object) -> None:
         """Take our entry off ``proxy``; a proxy that has gone already is fine.
 
+        Where it was the last one the store forgets the proxy at once, since the API server deletes it with this write.
         Raises ``ConflictError`` when another proxy has the name or it was written to since: read it again and decide
         anew.
         """
@@ -85,9 +86,14 @@ class Finalizer:
             if _MEMBER in fields_of(proxy).get("f:metadata", {}).get("f:finalizers", {}):
                 proxy = await self._apply(proxy, {})
             if has_finalizer(proxy):
-                await self._remove_shared(proxy)
+                proxy = await self._remove_shared(proxy)
         except NotFoundError:
             return
+        metadata = proxy["metadata"]
+        if "deletionTimestamp" in metadata and not metadata.get("finalizers"):
+            # The response has the version before this write, so the store would go on showing the entry until the
+            # watch delivers the deletion, and a reconcile in between would take it off once more.
+            self._store.forget(ENVOY_PROXY, proxy)
 
     async def _apply(self, proxy: Object, extra: Object) -> Object:
         metadata = identity(proxy) | extra
@@ -102,15 +108,15 @@ class Finalizer:
             raise ConflictError(error.message, kind=error.kind, key=error.key) from error
         return self._learned(applied.object)
 
-    async def _remove_shared(self, proxy: Object) -> None:
-        """Remove an entry that other managers own, too.
+    async def _remove_shared(self, proxy: Object) -> Object:
+        """Remove an entry that other managers own, too; the stored proxy.
 
         A manifest that was exported and applied again makes its author a co-owner of our entry, and an apply releases
         only our own share. The patch is pinned to the version that was read, so it can't drop anybody else's entry.
         """
         others = [entry for entry in proxy["metadata"]["finalizers"] if entry != FINALIZER]
         patch = {"metadata": {"finalizers": others or None}}
-        await merge_at_version(self._cluster, self._store, ENVOY_PROXY, proxy, patch, on_write=self._on_write)
+        return await merge_at_version(self._cluster, self._store, ENVOY_PROXY, proxy, patch, on_write=self._on_write)
 
     def _learned(self, stored: Object) -> Object:
         self._on_write(ENVOY_PROXY, Outcome.CONFIGURED)

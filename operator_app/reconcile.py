@@ -150,13 +150,13 @@ class Reconciler:
         """
         proxy = self._store.get(ENVOY_PROXY, key)
         if proxy is None:
-            self._statuses.forget(key)
-            self._data_plane.forget(key)
-            remaining = await self._remove_orphaned_records(key, None)
-            return ReconcileResult(self._registrar.next_rested_s(key), remaining)
+            return await self._forget(key)
         try:
             if "deletionTimestamp" in proxy["metadata"]:
                 result = await self._cleanup.clean_up(proxy)
+                if self._store.get(ENVOY_PROXY, key) is None:
+                    # It went with its finalizer. The watch event will be no news, so nothing else comes back to it.
+                    return await self._forget(key)
             else:
                 result = await self._converge(proxy, failures, is_resync=is_resync)
         except ConflictError as error:
@@ -167,6 +167,13 @@ class Reconciler:
             result = ReconcileResult(failure=error)
         remaining = await self._remove_orphaned_records(key, proxy)
         return result if remaining is None else _requeued(result, remaining)
+
+    async def _forget(self, key: Key) -> ReconcileResult:
+        """Drop what is remembered of a proxy that is gone, and remove what is left of it outside."""
+        self._statuses.forget(key)
+        self._data_plane.forget(key)
+        remaining = await self._remove_orphaned_records(key, None)
+        return ReconcileResult(self._registrar.next_rested_s(key), remaining)
 
     async def _remove_orphaned_records(self, key: Key, proxy: Object | None) -> OperatorError | None:
         """Runs last, so a slow registry can't delay existing proxies.

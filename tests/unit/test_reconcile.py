@@ -661,6 +661,20 @@ async def test_a_deleted_proxy_goes_after_its_record(tmp_path: Path) -> None:
     assert api.sent[0].body["preconditions"] == {"uid": "record-of-proxy-uid", "resourceVersion": "20"}
 
 
+async def test_a_proxy_that_went_with_its_finalizer_is_not_written_to_again(tmp_path: Path) -> None:
+    """The response that deletes it has the version before; a reconcile may come before the watch delivers the end."""
+    proxy = finalized_proxy(deletionTimestamp=DELETED)
+    metadata = {name: value for name, value in proxy["metadata"].items() if name != "finalizers"}
+    api = ScriptedApi(
+        ("delete ProxyRegistration", ok({"metadata": {"resourceVersion": "40"}})),
+        ("apply EnvoyProxy", ok(proxy | {"metadata": metadata})),
+    )
+    async with reconciling(api, tmp_path, *family(proxy)) as own:
+        assert await own.reconciler.reconcile(KEY) == DONE
+        assert own.store.get(ENVOY_PROXY, KEY) is None
+        assert await own.reconciler.reconcile(KEY) == DONE
+
+
 async def test_a_proxy_whose_record_cannot_be_removed_stays(tmp_path: Path) -> None:
     """The finalizer holds until the removal is confirmed."""
     proxy = finalized_proxy(deletionTimestamp=DELETED)
