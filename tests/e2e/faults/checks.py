@@ -251,6 +251,9 @@ def _status_problems(proxy: Object, deployment: Object, *, has_stranger: bool) -
     if reported.get("observedGeneration", 0) < deployment["metadata"]["generation"]:
         yield "the Deployment controller has not observed the Deployment yet"
     wanted = deployment["spec"]["replicas"]
+    if not wanted <= reported.get("replicas", 0) <= wanted + -(-wanted // 4):
+        # The ReplicaSets' controller counts by itself, and its numbers arrive later; a rollout adds up to a quarter.
+        yield f"the Deployment's controllers have not made its {wanted} Pods yet"
     is_available = reported.get("availableReplicas", 0) >= wanted - wanted // 4
     is_rolled_out = reported.get("updatedReplicas", 0) >= wanted and reported.get("replicas", 0) == reported.get(
         "updatedReplicas", 0
