@@ -265,7 +265,7 @@ def test_kubectl_shows_conditions_counters_and_reason(namespace: str, admin: Kub
         ("envoyproxy", "An Envoy of a tenant's own."),
         ("envoyproxy.spec.listeners", "Ports on which the proxy takes traffic"),
         ("envoyproxy.spec.backends.endpoints.host", "DNS name in lower case"),
-        ("eproxyreg.spec.proxy.uid", "Never changes."),
+        ("eproxyreg.spec.proxy", "Its uid never changes."),
     ],
 )
 def test_kubectl_explains(path: str, text: str, kubectl: Callable[..., str]) -> None:
