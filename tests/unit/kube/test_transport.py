@@ -407,7 +407,8 @@ async def test_a_connection_is_used_again_unless_its_server_has_closed_it(tmp_pa
             await writer.wait_closed()
         is_closed.set()
 
-    server = await asyncio.start_server(answer, "localhost", ssl=authority.tls)
+    # The client does not read while it is idle, so it does not answer TLS's farewell either.
+    server = await asyncio.start_server(answer, "localhost", ssl=authority.tls, ssl_shutdown_timeout=0.2)
     address = {"server": f"https://localhost:{server.sockets[0].getsockname()[1]}", "certificate-authority": "ca.pem"}
     user = {"client-certificate": "client.pem", "client-key": "client.key"}
     found = endpoint(kubeconfig_in(tmp_path, address, user), None, environ={})
