@@ -409,7 +409,8 @@ class Applier:
     async def delete(self, kind: Kind, live: Object, *, at_this_version: bool = False) -> bool:
         """Delete exactly the object that was examined. Returns whether it was there.
 
-        With ``at_this_version`` only this version: ``ConflictError`` when it was written to since.
+        The store forgets it before the watch delivers the deletion, so no reconcile in between deletes it again. With
+        ``at_this_version`` only this version: ``ConflictError`` when it was written to since.
         """
         version = live["metadata"]["resourceVersion"] if at_this_version else None
         was_there = await self._cluster.delete(
@@ -417,9 +418,7 @@ class Applier:
         )
         if was_there:
             self._on_write(kind, Outcome.DELETED)
-        else:
-            # The watch has not delivered its deletion; without this the next reconcile would try again.
-            self._store.forget(kind, live)
+        self._store.forget(kind, live, is_certain=not was_there)
         return was_there
 
     def record_write(self, kind: Kind, outcome: Outcome) -> None:

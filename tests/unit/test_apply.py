@@ -9,7 +9,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Object
+from operator_app.api.kinds import CONFIG_MAP, DEPLOYMENT, SERVICE, Key, Object, key_of
 from operator_app.apply import (
     IMPOSSIBLE_VERSION,
     POLICY_RETRY_S,
@@ -22,6 +22,7 @@ from operator_app.apply import (
     plan,
 )
 from operator_app.errors import ConflictError, TerminalError, TransientError
+from operator_app.kube.deltas import Changed
 from operator_app.results import Outcome
 from tests.unit.scripted_api import (
     CONFLICT,
@@ -634,10 +635,15 @@ async def test_a_child_that_is_deleted_again_and_again_is_made_again_ever_more_s
 
 
 async def test_a_delete_is_of_the_object_that_was_looked_at(tmp_path: Path) -> None:
-    """It carries the UID, and an object that is gone already counts for nothing."""
+    """It carries the UID, and an object that is gone already counts for nothing; the store knows before the watch."""
     api = ScriptedApi(("delete ConfigMap", ok(living())), ("delete ConfigMap", NOT_FOUND))
-    async with components(api, tmp_path) as own:
+    async with components(api, tmp_path, (CONFIG_MAP, living())) as own:
         assert await own.applier.delete(CONFIG_MAP, living())
+        assert own.store.get(CONFIG_MAP, key_of(living())) is None
+        kept = living()
+        kept["metadata"] |= {"deletionTimestamp": "2026-07-01T00:00:00Z", "resourceVersion": "99"}
+        own.store.apply_delta(Changed(CONFIG_MAP, kept))
+        assert own.store.get(CONFIG_MAP, key_of(kept)) is not None, "its finalizers keep it"
         assert not await own.applier.delete(CONFIG_MAP, living())
     assert api.sent[0].body["preconditions"] == {"uid": "child-uid"}
     assert own.writes == [("ConfigMap", Outcome.DELETED)]
