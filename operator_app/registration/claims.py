@@ -21,7 +21,7 @@ from operator_app.api.kinds import FIELD_MANAGER, HOSTNAME_CLAIM, LABEL_MANAGED_
 from operator_app.apply import NAME_CONFLICT, Applier, Ownership, OwnershipCheck
 from operator_app.kube.client import Cluster
 from operator_app.kube.deltas import Deleted
-from operator_app.kube.preconditions import identity, pinned_uid, pinned_version
+from operator_app.kube.preconditions import identity, pinned_version
 from operator_app.kube.store import Store
 from operator_app.registration.ledger import proxy_of
 from operator_app.registration.registry import Registration
@@ -206,4 +206,5 @@ def _check(proxy: Key, uid: str) -> OwnershipCheck:
             return Ownership.OURS
         return Ownership.PREVIOUS_INCARNATION if proxy_of(live) == proxy else Ownership.FOREIGN
 
-    return OwnershipCheck(ownership, pinned_uid, pinned_uid)
+    # Not by the UID alone: the same claim may be another proxy's by now.
+    return OwnershipCheck(ownership, pinned_version, pinned_version)

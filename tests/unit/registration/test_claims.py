@@ -115,6 +115,16 @@ async def test_the_same_tenant_at_once_and_then_anybody_takes_it(
         assert [each["spec"]["proxy"]["uid"] for each in world.changed] == ["uid-2"], "who waits is told whose it is"
 
 
+async def test_a_proxy_takes_its_own_claim_back_at_the_version_that_was_seen(tmp_path: Path) -> None:
+    """Another proxy of the tenant may have taken it since, and have given it back as well."""
+    api = ScriptedApi(("apply HostnameClaim", repaired()))
+    async with a_world(tmp_path, api) as world:
+        world.claims._store.learn(HOSTNAME_CLAIM, world.a_claim(released_s=1))
+        assert (await world.claims.acquire(HOSTNAME, SHOP, "uid-1")).outcome is Outcome.CONFIGURED
+        assert {"uid", "resourceVersion"} <= api.sent[0].body["metadata"].keys()
+        assert "releasedAt" not in api.sent[0].body["spec"]
+
+
 async def test_what_has_rested_is_deleted_at_the_version_that_was_seen(tmp_path: Path) -> None:
     """Another proxy may have taken it since, and it still is the same object."""
     api = ScriptedApi(("delete HostnameClaim", ok(GONE)))
