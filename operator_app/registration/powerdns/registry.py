@@ -211,17 +211,23 @@ def _correction(wanted: WantedPair) -> list[Edit]:
 
 
 def _withdrawal(wanted: WantedPair, live: LivePair) -> list[Edit]:
-    """Edits that leave the other owners what is theirs; none where we are not one of several owners."""
+    """Edits that leave the other owners what is theirs; none where we are not one of several owners.
+
+    What the server would refuse to store again stays as it is, our address in it: the owner that is left corrects it.
+    Otherwise owners of three aliases, none of which may go because two would be left, would wait for each other.
+    """
     owned = wanted.owned(live)
     if wanted.is_held or not owned or len(owned) == len(live.owners):
         return []
     others = tuple(each.content for each in live.owners if each not in owned)
     edits: list[Edit] = [Replace(wanted.place.owner_name, "TXT", live.ttl_s, others)]
+    is_beside_alias = len(live.addresses) > 1 and any(each.type == AddressType.CNAME for each in live.addresses)
     for stored in live.addresses:
         left = wanted.left_without_us(stored)
+        is_refused = is_beside_alias or (stored.type == AddressType.CNAME and len(left) > 1)
         if not left:
             edits.insert(0, Delete(wanted.place.hostname, stored.type))
-        elif len(left) < len(stored.records):
+        elif len(left) < len(stored.records) and not is_refused:
             edits.append(Replace(wanted.place.hostname, stored.type, stored.ttl, left))
     return edits
 

@@ -5,7 +5,7 @@ Each test compares the whole zone, so it fails on a duplicate or left-over recor
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -288,6 +288,42 @@ async def test_a_claim_stored_beside_ours_before_we_confirm_it_is_noticed(
         else:
             assert await second.register(theirs) == Registration(Outcome.UNCHANGED)
             assert reason(await registry.register(ours)) == "HostnameTaken"
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ("lb0.example.net", "lb1.example.net", "lb2.example.net"),
+        ("lb0.example.net", "203.0.113.1", "203.0.113.2"),
+        ("203.0.113.0", "lb1.example.net", "lb2.example.net"),
+        ("203.0.113.0", "2001:db8::1", "lb2.example.net"),
+    ],
+    ids=" ".join,
+)
+async def test_whatever_the_database_stored_one_owner_is_left(
+    operator: Operator, zone: Zone, addresses: tuple[str, ...], *, is_confirmed: bool
+) -> None:
+    """Also where the server refuses what a withdrawal would leave, such as two aliases; a confirmed owner stays."""
+    foreign = zone.rows()
+    records = [a_record(zone, uid=f"u{n}", address=address) for n, address in enumerate(addresses)]
+    records[0] = replace(records[0], is_held=is_confirmed)
+    async with AsyncExitStack() as stack:
+        operators = [await stack.enter_async_context(operator(f"op-{n}")) for n in range(len(records))]
+        for n, (each, record) in enumerate(zip(operators, records, strict=True)):
+            await each.register(replace(record, hostname=f"at{n}.{zone.name}"))
+            for name in (f"at{n}.{zone.name}", f"_edge-owner.at{n}.{zone.name}"):
+                shop = name.replace(f"at{n}.", "shop.")
+                zone.server.database.sql(f"UPDATE records SET name = '{shop}' WHERE name = '{name}'")  # noqa: S608
+        confirmed: list[int] = []
+        for _ in range(3):
+            for n in reversed(range(len(records))):
+                with suppress(TransientError):
+                    registered = await operators[n].register(records[n])
+                    confirmed += [n] if registered.problem is None and n not in confirmed else []
+    (winner,) = confirmed
+    assert zone.rows() == foreign | pair(records[winner], operator=f"op-{winner}")
+    assert winner == 0 or not is_confirmed
 
 
 async def test_a_duplicate_record_is_made_one(registry: PowerDnsRegistry, zone: Zone) -> None:
