@@ -322,10 +322,8 @@ async def _fix_of_live(cluster: Cluster, registries: Registries, finding: Findin
         return finding.name != declared and await _fix_outside(registries, finding, entry)
     if finding.registry == IN_CLUSTER:
         # An entry never goes back, so it is made anew; what it named besides is found outside by the next audit.
-        version = stored["metadata"]["resourceVersion"]
         is_newer = stored["spec"]["generation"] > generation
-        key, uid = key_of(stored), stored["metadata"]["uid"]
-        return is_newer and await cluster.delete(PROXY_REGISTRATION, key, uid=uid, resource_version=version)
+        return is_newer and await _delete_version(cluster, PROXY_REGISTRATION, stored)
     if entry.published != name:
         return False
     record = replace(entry.record_of(name), generation=generation, is_held=True, replaces_newer=True)
@@ -345,21 +343,21 @@ async def _fix_claim(cluster: Cluster, uid: str, key: Key) -> bool:
     claim = await cluster.get(HOSTNAME_CLAIM, key)
     if claim is None or owner_uid(claim) != uid or released_at(claim) is not None:
         return False
-    return await _delete_claim(cluster, claim)
+    return await _delete_version(cluster, HOSTNAME_CLAIM, claim)
 
 
-async def _delete_claim(cluster: Cluster, claim: Object) -> bool:
-    """Delete exactly this version of a claim: the same object may be another proxy's later."""
-    metadata = claim["metadata"]
+async def _delete_version(cluster: Cluster, kind: Kind, read: Object) -> bool:
+    """Delete exactly the version that was read: an entry may name more by now, a claim may be another proxy's."""
+    metadata = read["metadata"]
     version = metadata["resourceVersion"]
-    return await cluster.delete(HOSTNAME_CLAIM, key_of(claim), uid=metadata["uid"], resource_version=version)
+    return await cluster.delete(kind, key_of(read), uid=metadata["uid"], resource_version=version)
 
 
 async def _fix_entry(cluster: Cluster, registries: Registries, entry: LedgerEntry) -> bool:
     """Remove the records that an entry names, then exactly this version of the entry, then its claims."""
     if entry.state is RecordState.ORPHANED:
         return False
-    key, metadata, ours = key_of(entry.object), entry.object["metadata"], registries.installation
+    key, ours = key_of(entry.object), registries.installation
     former = frozenset() if ours is None else ours.former(entry.installations)
     for name in sorted(entry.names):
         unknown = registries.unknown(name.registry)
@@ -370,11 +368,10 @@ async def _fix_entry(cluster: Cluster, registries: Registries, entry: LedgerEntr
         except TerminalError as error:
             if not was_never_published(error, entry, name):
                 raise
-    version = metadata["resourceVersion"]
-    is_removed = await cluster.delete(PROXY_REGISTRATION, key, uid=metadata["uid"], resource_version=version)
+    is_removed = await _delete_version(cluster, PROXY_REGISTRATION, entry.object)
     async for claim in _listed(cluster, HOSTNAME_CLAIM, None, _OURS):
         if owner_uid(claim) == entry.uid:
-            await _delete_claim(cluster, claim)
+            await _delete_version(cluster, HOSTNAME_CLAIM, claim)
     return is_removed
 
 
