@@ -231,24 +231,36 @@ def test_some_scenarios_are_tried_only_where_no_other_is() -> None:
     assert tried[FIRST.name] == {point.kind for point in points}
 
 
+def a_write(
+    resource: str,
+    name: str,
+    subresource: str,
+    received_at: datetime = datetime(2026, 7, 2, tzinfo=UTC),
+    request: Object | None = None,
+) -> AuditEntry:
+    """A patch of the operator's in the namespace ``team``, as the audit log tells of it."""
+    return AuditEntry(
+        received_at=received_at,
+        user="operator",
+        user_agent="",
+        path="",
+        group="",
+        verb="patch",
+        resource=resource,
+        subresource=subresource,
+        namespace=TEAM,
+        name=name,
+        code=200,
+        resource_version="7",
+        request=request,
+    )
+
+
 def test_only_the_status_of_a_pod_that_serves_may_be_written() -> None:
     """A Pod of a scenario without one, its other fields, and any other Pod are foreign objects."""
 
     def problems(name: str, subresource: str) -> list[str]:
-        write = AuditEntry(
-            received_at=datetime(2026, 7, 2, tzinfo=UTC),
-            user="operator",
-            user_agent="",
-            path="",
-            group="",
-            verb="patch",
-            resource=POD.plural,
-            subresource=subresource,
-            namespace=TEAM,
-            name=name,
-            code=200,
-            resource_version="7",
-        )
+        write = a_write(POD.plural, name, subresource)
         return list(
             checks.write_problems([write], names=frozenset({NAME}), pods=frozenset({"web-1"}), may_repeat=False)
         )
@@ -263,20 +275,9 @@ def test_after_a_run_has_settled_a_status_tells_of_the_deadline_alone() -> None:
 
     def written(after_s: float, reason: str, resource: str = ENVOY_PROXY.plural) -> AuditEntry:
         stalled = {"type": "Stalled", "status": "True", "reason": reason, "message": "no Pod", "observedGeneration": 1}
-        return AuditEntry(
-            received_at=at + timedelta(seconds=after_s),
-            user="operator",
-            user_agent="",
-            path="",
-            group="",
-            verb="patch",
-            resource=resource,
-            subresource="status" if resource == ENVOY_PROXY.plural else "",
-            namespace=TEAM,
-            name=NAME,
-            code=200,
-            request={"status": {"conditions": [stalled]}},
-        )
+        subresource = "status" if resource == ENVOY_PROXY.plural else ""
+        content = {"status": {"conditions": [stalled]}}
+        return a_write(resource, NAME, subresource, at + timedelta(seconds=after_s), content)
 
     before, deadline = written(-1, "Other"), written(590, "ProgressDeadlineExceeded")
     assert list(checks.late_writes([before, deadline], at, may_emit_events=False)) == []
