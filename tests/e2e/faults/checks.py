@@ -31,6 +31,7 @@ from operator_app.desired import child_key, children, selector_labels
 from operator_app.envoy.files import rendered
 from operator_app.registration.ledger import IN_CLUSTER
 from operator_app.settings import Settings
+from tests.e2e.budget import DONE
 from tests.e2e.controlplane import AuditEntry
 from tests.e2e.faults.observer import REGISTRY_KINDS, Address, View
 from tests.e2e.faults.scenarios import FOREIGN_ANNOTATION, NAME, Scenario
@@ -143,7 +144,7 @@ def write_problems(
         is_touch = (each.resource, each.subresource) == (POD.plural, "status") and each.name in pods
         if each.resource != "events" and each.name not in names and not is_touch:
             yield f"wrote to a foreign object: {each}"
-        if each.code not in (200, 201) or each.verb == "delete" or each.resource_version is None or is_release(each):
+        if each.code not in DONE or each.verb == "delete" or each.resource_version is None or is_release(each):
             continue
         former = latest.get((each.resource, each.name))
         if former is not None and former.resource_version == each.resource_version and not may_repeat:
@@ -159,7 +160,7 @@ def late_writes(writes: Iterable[AuditEntry], settled_at: datetime, *, may_emit_
     told: dict[str, tuple[str, ...]] = {}
     for each in writes:
         before = told
-        if (each.resource, each.subresource) == (ENVOY_PROXY.plural, "status") and each.code in (200, 201):
+        if (each.resource, each.subresource) == (ENVOY_PROXY.plural, "status") and each.code in DONE:
             conditions = (each.request or {}).get("status", {}).get("conditions", ())
             told = {found["type"]: tuple(found.get(name, "") for name in _TOLD) for found in conditions}
         is_past_deadline = _is_past_deadline(told) and not _is_past_deadline(before)
